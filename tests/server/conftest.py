@@ -1,0 +1,64 @@
+"""Fixtures: a fake engine thread, an in-process client, and a real server on a free port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from octavo.server import ServerConfig, create_app
+
+from .fake_engine import FakeEngineThread
+
+
+@pytest.fixture
+def engine() -> FakeEngineThread:
+    return FakeEngineThread()
+
+
+@pytest.fixture
+def client(engine: FakeEngineThread) -> Iterator[TestClient]:
+    """The app without a network; a server error is an answer and not an exception."""
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        yield client
+
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(engine: FakeEngineThread) -> Iterator[Serve]:
+    """`serve(config) -> URL` of a real server in a thread; stopped after the test."""
+    with ExitStack() as stack:
+
+        def start(config: ServerConfig | None = None) -> str:
+            sock = socket.socket()
+            stack.callback(sock.close)
+            sock.bind(("127.0.0.1", 0))
+            server = uvicorn.Server(uvicorn.Config(create_app(engine, config), log_level="critical"))
+            thread = threading.Thread(target=server.run, args=([sock],))
+            thread.start()
+
+            def stop() -> None:
+                server.should_exit = True
+                thread.join(timeout=10)
+
+            stack.callback(stop)
+            wait_for(lambda: server.started)
+            return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+        yield start
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Poll until `condition()`; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.01)

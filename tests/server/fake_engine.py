@@ -1,0 +1,134 @@
+"""A stand-in for the engine thread: scripted text, no model, and switches for every way to fail.
+
+Tokens are bytes. Sequence i of a request says WORDS from the i-th on, one token a word, until
+`max_tokens` or the end of the list. Tests watch `running`, `aborted` and `seen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import InvalidRequest
+
+WORDS = ["One", " sheet", " makes", " sixteen", " pages", ",", " so", " caf\u00e9", " \U0001f600", "."]
+
+
+class FakeTokenizer:
+    """Bytes as tokens; a chat is rendered as `role: content` lines."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    def encode_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        if messages[0]["role"] == "assistant":
+            raise InvalidRequest("the chat template says: a conversation starts with a user", param="messages")
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return self.encode(text + ("assistant:" if add_generation_prompt else ""))
+
+
+class FakeEngine:
+    """The attributes that the server and the commands read."""
+
+    tokenizer = FakeTokenizer()
+    model_name = "fake/model"
+    max_model_len = 100
+    vocab_size = 256
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("model", self.model_name), ("blocks", "8 of 16 tokens")]
+
+
+@dataclass
+class SequenceDelta:
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class RequestDelta:
+    request_id: int
+    deltas: list[SequenceDelta]
+    finished: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    error: Exception | None = None
+
+
+@dataclass
+class FakeEngineThread:
+    """Streams WORDS; the fields below change how, for the requests that start after."""
+
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    alive: bool = True
+    delay: float = 0.0  # seconds before each token
+    stalled: bool = False  # as if queued for ever
+    fail_after: int | None = None  # raise after that many tokens
+    error_after: int | None = None  # send a delta with an error instead
+    end_after: int | None = None  # the stream just ends, not finished
+    cached: int = 0
+    failure: Exception = field(default_factory=lambda: RuntimeError("secret detail"))
+    seen: list[tuple[list[int], Any]] = field(default_factory=list)
+    running: int = 0
+    aborted: int = 0
+    started: bool = False
+    stopped: bool = False
+
+    def start(self) -> None:
+        self.started = True
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.alive, self.stopped = False, True
+
+    def stats(self) -> dict[str, int]:
+        return {"num_running": self.running, "num_waiting": 0, "blocks_total": 8, "blocks_free": 8}
+
+    async def stream(self, prompt_token_ids: list[int], params: Any) -> AsyncGenerator[RequestDelta, None]:
+        room = self.engine.max_model_len - len(prompt_token_ids)
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt_token_ids)} tokens, --max-model-len is 100", param="prompt"
+            )
+        self.seen.append((prompt_token_ids, params))
+        self.running += 1
+        finished = False
+        try:
+            while self.stalled:
+                await asyncio.sleep(0.01)
+            for step in range(len(WORDS) + params.n):
+                await asyncio.sleep(self.delay)
+                delta = self._step(step, params, len(prompt_token_ids))
+                finished = delta.finished
+                if step == self.end_after:
+                    return
+                yield delta
+                if finished or delta.error:
+                    return
+        finally:
+            self.running -= 1
+            self.aborted += not finished
+
+    def _step(self, step: int, params: Any, num_prompt_tokens: int) -> RequestDelta:
+        if step == self.fail_after:
+            raise self.failure
+        delta = RequestDelta(7, [], False, num_prompt_tokens, self.cached)
+        if step == self.error_after:
+            delta.error = self.failure
+            return delta
+        limits = [min(len(WORDS) - i, params.max_tokens or 1000) for i in range(params.n)]
+        for i, limit in enumerate(limits):
+            if step < limit:
+                reason = None
+                if step == limit - 1:
+                    reason = "length" if limit == params.max_tokens else "stop"
+                delta.deltas.append(SequenceDelta(i, [65 + step], WORDS[i + step], reason))
+        delta.finished = step == max(limits) - 1
+        return delta
