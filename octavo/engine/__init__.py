@@ -1,0 +1,26 @@
+"""The step loop: plan, forward, sample, commit; offline (`LLM`) and on a thread (`EngineThread`)."""
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.engine.errors import ConfigError, EngineDead, EngineError, GenerationFailed, StepFailed
+from octavo.engine.llm import LLM
+from octavo.engine.outputs import CompletionOutput, RequestDelta, RequestOutput, SequenceDelta
+from octavo.engine.params import SamplingParams
+from octavo.engine.thread import EngineThread
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "EngineDead",
+    "EngineError",
+    "EngineThread",
+    "GenerationFailed",
+    "RequestDelta",
+    "RequestOutput",
+    "SamplingParams",
+    "SequenceDelta",
+    "StepFailed",
+]

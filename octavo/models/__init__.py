@@ -1,0 +1,35 @@
+"""Checkpoint -> logits: names, configuration, weights, tokenizer, decoder."""
+
+from octavo.models.config import ModelConfig, RopeConfig
+from octavo.models.decoder import Decoder
+from octavo.models.errors import (
+    ChatTemplateError,
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    ModelNotFound,
+    NoChatTemplate,
+    TokenizerError,
+    UnsupportedModel,
+)
+from octavo.models.load import LoadedModel, load_model
+from octavo.models.resolve import resolve_model
+from octavo.models.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplateError",
+    "CheckpointError",
+    "ConfigError",
+    "Decoder",
+    "LoadedModel",
+    "ModelConfig",
+    "ModelError",
+    "ModelNotFound",
+    "NoChatTemplate",
+    "RopeConfig",
+    "Tokenizer",
+    "TokenizerError",
+    "UnsupportedModel",
+    "load_model",
+    "resolve_model",
+]

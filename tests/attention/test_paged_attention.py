@@ -206,11 +206,14 @@ def test_one_backend_serves_many_batches_and_layers() -> None:
             case = make_case(shapes, block_size=bs, group=2, head_dim=16, seed=seed, dtype=dtype)
             for option in ("plain", "window", "all", "plain"):
                 check_against_naive(case, options_of(option, case.query.shape[1]), backend)
-            other = make_case(shapes, block_size=bs, group=2, head_dim=16, seed=seed + 50, dtype=dtype)
-            other.batch = case.batch
-            other = Case(other.query, other.keys, other.values, other.cache, case.batch, shapes)
-            moved = make_case(shapes, block_size=bs, group=2, head_dim=16, seed=seed, dtype=dtype)
-            check_against_naive(moved, {}, backend)
+            next_layer = make_case(shapes, block_size=bs, group=2, head_dim=16, seed=seed, dtype=dtype)
+            next_layer.batch = case.batch  # the same object and places, other contents
+            for keys, values in zip(next_layer.keys, next_layer.values):
+                keys.mul_(-1)
+                values.add_(1)
+            next_layer.cache.key.mul_(-1)
+            next_layer.cache.value.add_(1)
+            check_against_naive(next_layer, {}, backend)
 
 
 def test_inference_mode_and_normal_mode_share_a_backend() -> None:

@@ -27,7 +27,7 @@ class FakeTokenizer:
 
     def encode_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
         if messages[0]["role"] == "assistant":
-            raise InvalidRequest("the chat template says: a conversation starts with a user", param="messages")
+            raise InvalidRequest("the template says: a chat starts with a user", param="messages")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return self.encode(text + ("assistant:" if add_generation_prompt else ""))
 

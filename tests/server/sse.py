@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
+def events(response: Any) -> list[dict[str, Any]]:
     """The JSON of each event; checks that the stream is well formed and that DONE is last, once."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")

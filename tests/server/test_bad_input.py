@@ -166,7 +166,9 @@ def test_unknown_fields(client: TestClient, url: str) -> None:
         ("user", "5"),
     ],
 )
-@pytest.mark.parametrize(("url", "rest"), [(COMPLETIONS, '"prompt": "a"'), (CHAT, json.dumps(CHAT_BODY)[1:-1])])
+@pytest.mark.parametrize(
+    ("url", "rest"), [(COMPLETIONS, '"prompt": "a"'), (CHAT, json.dumps(CHAT_BODY)[1:-1])]
+)
 def test_bad_values(client: TestClient, url: str, rest: str, field: str, text: str) -> None:
     """A value of the wrong type or out of range is a 400 that names the field."""
     error = refused(client, url, f'{{{rest}, "{field}": {text}}}'.encode())

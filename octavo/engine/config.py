@@ -1,0 +1,103 @@
+"""The engine's options, and what they come to on a given model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.engine.errors import ConfigError
+from octavo.kv import KVShape, blocks_in, parse_bytes
+from octavo.kv.errors import InvalidArgument
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT_KV_MEMORY = "2GiB"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of LLM and of the command line.
+
+    model: smollm2, a directory, a .gguf file or a hub name. dtype: of weights and KV. block_size:
+    token slots per KV block, 1..256. kv_memory: bytes for the KV cache ("2GiB"), or num_blocks: that
+    many blocks; not both; by default 2GiB. max_num_seqs: sequences that run at once.
+    max_batched_tokens: tokens that one step computes. max_model_len: tokens of prompt and output
+    together; by default the model's own context, or what the cache holds if that is less.
+    prefix_caching: reuse computed blocks. checked: validate every block id and length each step.
+    """
+
+    model: str = "smollm2"
+    dtype: str = "float32"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory: str | int | None = None
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    prefix_caching: bool = True
+    checked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}", param="dtype")
+        self._integer("block_size", 1, 256)
+        self._integer("max_num_seqs", 1, 2**16)
+        self._integer("max_batched_tokens", 1, 2**24)
+        if self.num_blocks is not None:
+            self._integer("num_blocks", 1, 2**31 - 1)
+            if self.kv_memory is not None:
+                raise ConfigError("give num_blocks or kv_memory, not both", param="num_blocks")
+        if self.max_model_len is not None:
+            self._integer("max_model_len", 1, 2**31 - 1)
+
+    def _integer(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{name} must be an integer from {low} to {high}, got {value!r}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the options come to: blocks, bytes per block, and the context that requests may use.
+
+    context_note says why the context is less than the model's, else it is empty.
+    """
+
+    num_blocks: int
+    bytes_per_block: int
+    max_model_len: int
+    context_note: str
+
+    @staticmethod
+    def plan(config: EngineConfig, shape: KVShape, model_context: int) -> Budget:
+        """Blocks from the memory budget, and the context that they can hold.
+
+        Raises ConfigError when an explicit max_model_len exceeds the model's context or the cache.
+        """
+        try:
+            if config.num_blocks is not None:
+                blocks = config.num_blocks
+            else:
+                memory = parse_bytes(config.kv_memory if config.kv_memory is not None else DEFAULT_KV_MEMORY)
+                blocks = blocks_in(memory, shape, config.block_size)
+        except InvalidArgument as error:
+            raise ConfigError(str(error), param="kv_memory") from None
+        per_block = shape.bytes_per_block(config.block_size)
+        slots = blocks * config.block_size
+        wanted = config.max_model_len
+        if wanted is not None and wanted > model_context:
+            raise ConfigError(
+                f"max_model_len {wanted} is more than the model's context of {model_context}",
+                param="max_model_len",
+            )
+        if wanted is not None and wanted > slots:
+            raise ConfigError(
+                f"max_model_len {wanted} needs {-(-wanted // config.block_size)} blocks, but the KV cache "
+                f"has {blocks} ({slots} tokens): raise kv_memory or num_blocks, or lower max_model_len",
+                param="max_model_len",
+            )
+        context = wanted if wanted is not None else min(model_context, slots)
+        note = ""
+        if wanted is None and slots < model_context:
+            note = f"lowered from the model's {model_context} to what the KV cache holds; raise kv_memory"
+        return Budget(blocks, per_block, context, note)

@@ -1,0 +1,285 @@
+"""The engine: requests in, deltas out, one step at a time.
+
+    add_request -> Scheduler.plan -> Runner.forward -> sample -> Scheduler.complete -> deltas
+                        ^                                               |
+                        +------------------- step() -------------------+
+
+Single-threaded: one thread calls add_request, step and abort. A step that raises ends the requests in
+it, with the error, and nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from octavo.attention import AttentionBackend, make_backend
+from octavo.engine.config import DTYPES, Budget, EngineConfig
+from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.errors import StepFailed
+from octavo.engine.outputs import RequestDelta, SequenceDelta
+from octavo.engine.params import SamplingParams
+from octavo.engine.runner import Runner
+from octavo.engine.sampler import Draw, sample
+from octavo.errors import InvalidRequest
+from octavo.kv import KVShape, Pool, PoolStats, Scope
+from octavo.models import LoadedModel, Tokenizer, load_model
+from octavo.sched import Branch, Plan, Request, Scheduler, SchedulerConfig, SchedulerStats, Stuck
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A request in the engine: what the scheduler does not need to know."""
+
+    id: int
+    request: Request
+    params: SamplingParams
+    seed: int
+    text: dict[Branch, Detokenizer] = field(default_factory=dict)
+    stop_ids: frozenset[int] = frozenset()  # end the sequence, end-of-text included unless ignored
+    eos_ids: frozenset[int] = frozenset()
+
+
+class Engine:
+    """A model, its KV cache and a scheduler.
+
+    Raises ConfigError for options that cannot be honoured on this model.
+    """
+
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend | None = None
+    ) -> None:
+        self.config = config
+        self.model = model
+        shape = KVShape(
+            model.config.num_layers,
+            model.config.num_kv_heads,
+            model.config.head_dim,
+            model.decoder.dtype.itemsize,
+        )
+        self.budget = Budget.plan(config, shape, model.config.max_position_embeddings)
+        self.backend = backend if backend is not None else make_backend()
+        self.pool = Pool(self.budget.num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self.scheduler = Scheduler(
+            self.pool,
+            SchedulerConfig(config.max_num_seqs, config.max_batched_tokens, self.budget.max_model_len),
+        )
+        self.runner = Runner(
+            model, self.backend, self.budget.num_blocks, config.block_size, checked=config.checked
+        )
+        self._live: dict[int, _Live] = {}
+        self._by_request: dict[Request, _Live] = {}
+        self._scope = Scope(model=str(model.path))
+        self._next_id = 0
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Engine:
+        """Load the model that the options name and build an engine on it. Raises ModelError, ConfigError."""
+        return cls(load_model(config.model, DTYPES[config.dtype]), config)
+
+    # -- what callers ask ----------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; safe to use from any thread."""
+        return self.model.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        """The name that the model was asked for by."""
+        return self.model.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its output may have together."""
+        return self.budget.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Valid token ids are 0..vocab_size-1."""
+        return self.model.config.vocab_size
+
+    @property
+    def has_work(self) -> bool:
+        """Whether step() has anything to do."""
+        return self.scheduler.has_work
+
+    @property
+    def pool_stats(self) -> PoolStats:
+        """Blocks by state, and counts since the start."""
+        return self.pool.stats()
+
+    @property
+    def scheduler_stats(self) -> SchedulerStats:
+        """Counts since the start."""
+        return self.scheduler.stats
+
+    def resolve(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """Check a request and settle its max_tokens. Changes nothing; safe from any thread.
+
+        Raises InvalidRequest (NeverFits among them) naming the field, the number and the limit.
+        """
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
+        for at, token in enumerate(prompt):
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                raise InvalidRequest(
+                    f"prompt token {at} is {token!r:.40}; ids are integers from 0 to {self.vocab_size - 1}",
+                    param="prompt",
+                )
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.max_model_len}, "
+                "which leaves no room for one more: shorten the prompt or raise max_model_len",
+                param="prompt",
+            )
+        if params.min_tokens > room:
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, but the context leaves room for {room}",
+                param="min_tokens",
+            )
+        max_tokens = params.max_tokens if params.max_tokens is not None else room
+        self.scheduler.check_fits(len(prompt), max_tokens, params.n)
+        return Request(list(prompt), max_tokens, params.n, self._scope)
+
+    def add_request(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does."""
+        request = self.resolve(prompt, params)
+        self.scheduler.submit(request)
+        eos = self.model.eos_token_ids
+        live = _Live(
+            id=self._next_id,
+            request=request,
+            params=params,
+            seed=params.seed if params.seed is not None else secrets.randbits(64),
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos),
+            eos_ids=eos,
+        )
+        self._next_id += 1
+        self._live[live.id] = live
+        self._by_request[request] = live
+        return live.id
+
+    def abort(self, request_id: int) -> None:
+        """Give up a request, wherever it is; what it computed stays reusable. Unknown ids are ignored:
+        it may have finished in the meantime."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self.scheduler.abort(live.request)
+            self._forget(live)
+
+    def step(self) -> list[RequestDelta]:
+        """Plan, compute and sample once; returns what each request in the step gained."""
+        plan = self.scheduler.plan()
+        deltas = [self._stuck(branch) for branch in plan.stuck]
+        if not plan.entries:
+            return deltas
+        try:
+            logits = self.runner.forward(plan, self.pool.tables)
+            sampled = self._sample(plan, logits)
+        except Exception as error:
+            return deltas + self._fail(plan, error)
+        grown: dict[_Live, list[SequenceDelta]] = {}
+        for branch in self.scheduler.complete(plan, sampled):
+            live = self._by_request[branch.request]
+            grown.setdefault(live, []).append(self._grow(live, branch))
+        return deltas + [self._delta(live, changes) for live, changes in grown.items()]
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Rows for the start-up table: what runs, what memory it takes, what is on and off and why."""
+        config, budget, model = self.config, self.budget, self.model
+        tokens = budget.num_blocks * config.block_size
+        memory = budget.num_blocks * budget.bytes_per_block
+        source = "num_blocks" if config.num_blocks is not None else "kv_memory"
+        context = f"{budget.max_model_len:,} tokens"
+        return [
+            ("model", f"{model.name} ({model.config.architecture}, {model.path})"),
+            ("dtype", f"{config.dtype} weights and KV"),
+            ("weights", f"{model.weights_bytes:,} bytes"),
+            ("KV block", f"{config.block_size} tokens, {budget.bytes_per_block:,} bytes (block_size)"),
+            ("KV blocks", f"{budget.num_blocks:,}, {memory:,} bytes ({source})"),
+            ("KV capacity", f"{tokens:,} tokens"),
+            (
+                "context",
+                f"{context}; {budget.context_note}" if budget.context_note else f"{context} per request",
+            ),
+            ("attention", f"{self.backend.name}, {torch.get_num_threads()} threads"),
+            ("batch", f"{config.max_num_seqs} sequences, {config.max_batched_tokens:,} tokens a step"),
+            ("prefix caching", "on" if config.prefix_caching else "off (--no-prefix-caching)"),
+            ("preemption", "recompute"),
+            ("checked mode", "on" if config.checked else "off (a debugging aid; costs time each step)"),
+        ]
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def _sample(self, plan: Plan, logits: torch.Tensor) -> list[list[int]]:
+        """Token ids per entry, `num_samples` each."""
+        draws: list[Draw] = []
+        row = 0
+        for entry in plan.entries:
+            if not entry.num_samples:
+                continue
+            live, branch = self._by_request[entry.branch.request], entry.branch
+            number = len(branch.tokens) - len(live.request.prompt)
+            banned = tuple(live.stop_ids | live.eos_ids) if number < live.params.min_tokens else ()
+            for i in range(entry.num_samples):
+                draws.append(Draw(row, live.params, live.seed, branch.index + i, number, banned))
+            row += 1
+        tokens = iter(sample(logits, draws))
+        return [[next(tokens) for _ in range(entry.num_samples)] for entry in plan.entries]
+
+    def _grow(self, live: _Live, branch: Branch) -> SequenceDelta:
+        """A branch got a token: its text, and whether it ends here."""
+        params, output = live.params, branch.output
+        token = output[-1]
+        text = live.text.get(branch)
+        if text is None:
+            text = live.text[branch] = Detokenizer(self.tokenizer.decode, live.request.prompt, params.stop)
+        delta = SequenceDelta(branch.index, [token], "")
+        searching = len(output) > params.min_tokens
+        if token in live.stop_ids and len(output) > params.min_tokens:
+            delta.text, _ = text.flush(look_for_stop=searching)
+            delta.finish_reason = "stop"
+            delta.stop_reason = None if token in live.eos_ids and not params.ignore_eos else token
+        else:
+            delta.text, stop = text.push(token, look_for_stop=searching)
+            if stop is None and len(output) >= live.request.max_tokens:
+                rest, stop = text.flush(look_for_stop=searching)
+                delta.text += rest
+                delta.finish_reason = "length"
+            if stop is not None:
+                delta.finish_reason, delta.stop_reason = "stop", stop
+        if delta.finish_reason is not None:
+            self.scheduler.finish(branch)
+        return delta
+
+    def _delta(
+        self, live: _Live, changes: list[SequenceDelta], error: Exception | None = None
+    ) -> RequestDelta:
+        request = live.request
+        finished = request.finished
+        if finished:
+            self._forget(live)
+        return RequestDelta(live.id, changes, finished, len(request.prompt), request.num_cached or 0, error)
+
+    def _fail(self, plan: Plan, error: Exception) -> list[RequestDelta]:
+        """The step raised: its requests end with the error, and everything else goes on."""
+        failed = StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return [self._delta(self._by_request[request], [], failed) for request in self.scheduler.fail(plan)]
+
+    def _stuck(self, branch: Branch) -> RequestDelta:
+        """A request that found no room though it ran alone."""
+        live = self._by_request[branch.request]
+        self.scheduler.abort(live.request)
+        error = Stuck(
+            f"the request needs more than the {self.pool.num_blocks} blocks of the pool: raise kv_memory"
+        )
+        return self._delta(live, [], error)
+
+    def _forget(self, live: _Live) -> None:
+        del self._live[live.id], self._by_request[live.request]

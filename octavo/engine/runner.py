@@ -1,0 +1,75 @@
+"""Executes a plan: applies its copies, lays out its tensors, runs the model. Decides nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention import AttentionBackend, AttentionBatch, LayerCache, check_batch
+from octavo.models import LoadedModel
+from octavo.sched import Plan
+
+
+class Runner:
+    """A model with its KV cache: one LayerCache `[num_blocks, block_size, Hkv, D]` per layer.
+
+    checked: validate every block id, length and slot of a step before the kernels see them.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        backend: AttentionBackend,
+        num_blocks: int,
+        block_size: int,
+        *,
+        checked: bool = False,
+    ) -> None:
+        config = model.config
+        self._decoder = model.decoder
+        self._backend = backend
+        self._checked = checked
+        self._caches = [
+            LayerCache.allocate(
+                num_blocks, block_size, config.num_kv_heads, config.head_dim, model.decoder.dtype
+            )
+            for _ in range(config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan, tables: np.ndarray) -> Tensor:
+        """Run the plan; logits `[S, V]` float32, a row per entry that samples, in the plan's order.
+
+        tables: the pool's table array. Raises whatever the model or the kernels raise; the plan's
+        sequences are then undefined and must be given up.
+        """
+        if plan.actions.copies:
+            for cache in self._caches:
+                self._backend.copy_blocks(cache, plan.actions.copies)
+        entries = plan.entries
+        counts = np.array([len(entry.tokens) for entry in entries])
+        starts = np.array([entry.start for entry in entries])
+        query_start = np.zeros(len(entries) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        token_ids = np.concatenate([np.asarray(entry.tokens, np.int64) for entry in entries])
+        positions = np.arange(len(token_ids)) + np.repeat(starts - query_start[:-1], counts)
+        kv_len = (starts + counts).astype(np.int32)
+        cache = self._caches[0]
+        columns = -(-int(kv_len.max()) // cache.block_size)
+        rows = [entry.branch.kv.row for entry in entries if entry.branch.kv is not None]
+        batch = AttentionBatch(
+            tables=torch.from_numpy(tables[rows, :columns]),
+            query_start=torch.from_numpy(query_start),
+            kv_len=torch.from_numpy(kv_len),
+            slots=torch.from_numpy(np.concatenate([entry.slots for entry in entries])),
+        )
+        if self._checked:
+            check_batch(batch, cache.num_blocks, cache.block_size, len(token_ids))
+        hidden = self._decoder.forward(
+            torch.from_numpy(token_ids), torch.from_numpy(positions), self._caches, batch, self._backend
+        )
+        last = [
+            int(end) - 1 for entry, end in zip(entries, query_start[1:], strict=True) if entry.num_samples
+        ]
+        return self._decoder.logits(hidden[last])

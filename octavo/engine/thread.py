@@ -1,0 +1,179 @@
+"""The engine on a thread of its own, for a server: requests stream out on asyncio loops.
+
+    event loop --inbox--> engine thread: add, abort, step --call_soon_threadsafe--> one queue a request
+
+Every engine call happens on that thread. If it ends with an error, open streams get the error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from octavo.engine.engine import Engine
+from octavo.engine.errors import EngineDead
+from octavo.engine.outputs import RequestDelta
+from octavo.engine.params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A consumer's end: deltas are put on `queue` by the consumer's own loop."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[RequestDelta | Exception] = field(default_factory=asyncio.Queue)
+    request_id: int | None = None
+    closed: bool = False
+
+    def put(self, item: RequestDelta | Exception) -> None:
+        """From the engine thread. A loop that has gone has nobody left to tell."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+
+
+class EngineThread:
+    """Runs an engine until shutdown(). start() once; stream() from any event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[int, _Stream] = {}  # engine thread only
+        self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
+        self._lock = threading.Lock()  # guards _dead against a call put after the inbox was emptied
+        self._dead: Exception | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are served."""
+        return self._thread.is_alive() and self._dead is None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the thread after its step; open streams get EngineDead. Raises EngineDead on a time-out."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                raise EngineDead(f"the engine's step did not end within {timeout} s")
+
+    def stats(self) -> dict[str, int]:
+        """Sequences running and waiting, and blocks by state. Read without a lock: each number is a
+        recent one, together they may straddle a step."""
+        pool, scheduler = self.engine.pool.stats(), self.engine.scheduler
+        return {
+            "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "blocks_total": pool.num_blocks,
+            "blocks_free": pool.free,
+            "blocks_held": pool.held,
+            "blocks_cached": pool.cached,
+        }
+
+    async def stream(
+        self, prompt_token_ids: list[int], params: SamplingParams
+    ) -> AsyncIterator[RequestDelta]:
+        """Deltas of one request until it is finished. Ending the iteration early aborts the request.
+
+        Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the
+        engine could not finish it.
+        """
+        self.engine.resolve(prompt_token_ids, params)
+        stream = _Stream(asyncio.get_running_loop())
+        self._call(lambda: self._add(stream, prompt_token_ids, params))
+        finished = False
+        try:
+            while not finished:
+                item = await stream.queue.get()
+                if isinstance(item, Exception):
+                    finished = True
+                    raise item
+                finished = item.finished
+                if item.error is not None:
+                    raise item.error
+                yield item
+        finally:
+            if not finished:
+                with suppress(EngineDead):
+                    self._call(lambda: self._abort(stream))
+
+    # -- on the engine thread ------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Have the engine thread run `function` before its next step. Raises EngineDead."""
+        with self._lock:
+            if self._dead is not None:
+                raise EngineDead(str(self._dead)) from self._dead
+            self._inbox.put(function)
+
+    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams) -> None:
+        if stream.closed:
+            return
+        try:
+            stream.request_id = self.engine.add_request(prompt, params)
+        except Exception as error:
+            stream.put(error)
+        else:
+            self._streams[stream.request_id] = stream
+
+    def _abort(self, stream: _Stream) -> None:
+        stream.closed = True
+        if stream.request_id is not None:
+            self._streams.pop(stream.request_id, None)
+            self.engine.abort(stream.request_id)
+
+    def _main(self) -> None:
+        error: Exception = EngineDead("the engine was shut down")
+        try:
+            while self._take_calls():
+                for delta in self.engine.step():
+                    self._deliver(delta)
+        except Exception as unexpected:
+            log.exception("the engine's thread ended")
+            error = EngineDead(f"the engine ended: {type(unexpected).__name__}: {unexpected}")
+            error.__cause__ = unexpected
+        finally:
+            self._end(error)
+
+    def _take_calls(self) -> bool:
+        """Run what is in the inbox, waiting for something if the engine is idle; False to end."""
+        while True:
+            try:
+                call = self._inbox.get(block=not self.engine.has_work)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+
+    def _deliver(self, delta: RequestDelta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:
+            return
+        if delta.finished:
+            del self._streams[delta.request_id]
+        stream.put(delta)
+
+    def _end(self, error: Exception) -> None:
+        """Tell every open stream, and those whose call came too late, and give their blocks back."""
+        with self._lock:
+            self._dead = error
+        with suppress(queue.Empty):
+            while True:
+                call = self._inbox.get_nowait()
+                if call is not None:
+                    call()
+        for request_id, stream in self._streams.items():
+            stream.put(error)
+            with suppress(Exception):
+                self.engine.abort(request_id)
+        self._streams.clear()

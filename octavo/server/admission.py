@@ -1,0 +1,41 @@
+"""How many sequences may be open at once, so that the queue and its memory have a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from octavo.errors import InvalidRequest
+from octavo.server.errors import QueueFull
+
+
+class Gate:
+    """Counts open sequences; a request with `n=3` takes three places and gives them back when it ends."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.open = 0
+
+    def check(self, wanted: int) -> None:
+        """Raise InvalidRequest when `wanted` places never fit, QueueFull when they do not fit now."""
+        if wanted > self.limit:
+            raise InvalidRequest(
+                f"the request asks for {wanted} sequences (prompts x n); the server takes at most "
+                f"{self.limit} at once. Send fewer, or start it with a larger --max-queue",
+                param="n",
+            )
+        if self.open + wanted > self.limit:
+            raise QueueFull(
+                f"the queue is full: {self.open} of {self.limit} sequences are open and the request asks "
+                f"for {wanted}. Try again later, or start the server with a larger --max-queue"
+            )
+
+    @contextmanager
+    def places(self, wanted: int) -> Iterator[None]:
+        """Hold `wanted` places inside the `with` block; raises as `check` does."""
+        self.check(wanted)
+        self.open += wanted
+        try:
+            yield
+        finally:
+            self.open -= wanted

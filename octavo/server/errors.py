@@ -1,0 +1,138 @@
+"""Typed errors of the HTTP layer, and the one place that turns any error into an answer.
+
+Every error has the body `{"error": {"message", "type", "param", "code"}}`. Input is never echoed at
+length, so a small bad request cannot produce a large answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequest, OctavoError
+
+logger = logging.getLogger("octavo.server")
+
+MAX_MESSAGE_CHARS = 4000
+CLIENT_LEFT = 499
+"""nginx's status for a client that left before the answer; nobody receives it."""
+
+
+class ApiError(OctavoError):
+    """An error that fixes its own HTTP status."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class Unauthorized(ApiError):
+    """No API key, or not the right one."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+    headers = {"WWW-Authenticate": "Bearer"}  # noqa: RUF012
+
+
+class UnknownModel(ApiError):
+    """A model name that this server does not serve."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+    param = "model"
+
+
+class BodyTooLarge(ApiError):
+    """More request body than the server reads."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class QueueFull(ApiError):
+    """As many sequences are open as may be; trying later helps."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+    headers = {"Retry-After": "1"}  # noqa: RUF012
+
+
+class EngineFailure(ApiError):
+    """The engine gave up on this request."""
+
+    code = "engine_failure"
+
+
+class EngineUnavailable(ApiError):
+    """The engine is not running: still loading, stopped or dead."""
+
+    status = 503
+    code = "engine_unavailable"
+
+
+def error_body(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The OpenAI error object."""
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[:MAX_MESSAGE_CHARS] + " ..."
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and the body for any error. What is not ours is logged and not shown."""
+    if isinstance(error, ApiError):
+        return error.status, error_body(str(error), error.type, error.param, error.code)
+    if isinstance(error, InvalidRequest):
+        return 400, error_body(str(error), "invalid_request_error", error.param)
+    if isinstance(error, OctavoError):
+        logger.error("request failed: %s", error)
+        return 500, error_body(str(error), "server_error")
+    if isinstance(error, HTTPException):
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        return error.status_code, error_body(str(error.detail), kind)
+    return 500, error_body("internal error; the server's log has the details", "server_error")
+
+
+def dump_json(value: Any) -> bytes:
+    """Compact JSON in UTF-8. Refuses NaN and infinity, and never fails on a lone surrogate."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+class JsonResponse(Response):
+    """An answer made by `dump_json`."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dump_json(content)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    status, body = describe(error)
+    headers = getattr(error, "headers", None)
+    return JsonResponse(body, status_code=status, headers=headers)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app` an OpenAI error body."""
+    app.add_exception_handler(OctavoError, _answer)
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    # Starlette raises the error again after this answer, so that the log gets its traceback.
+    app.add_exception_handler(Exception, _answer)

@@ -1,0 +1,125 @@
+"""Several prompts through the engine as one stream of pieces, with the usage counted on the way.
+
+    prompt 0 -> engine.stream -> pump -+
+    prompt 1 -> engine.stream -> pump -+-> queue -> generate() -> Piece(choice = prompt * n + branch)
+    ...                                |
+Closing or cancelling `generate` cancels the pumps; each closes its engine stream, and that aborts the
+request and frees its blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.params import SamplingParams
+from octavo.server.errors import EngineFailure, EngineUnavailable
+
+if TYPE_CHECKING:
+    from octavo.engine.outputs import RequestDelta
+    from octavo.engine.thread import EngineThread
+
+LIVENESS_SECONDS = 1.0
+"""How often a silent engine is asked whether it still lives."""
+
+Queue = asyncio.Queue[tuple[int, "RequestDelta | Exception"]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text of one choice; `finish_reason` is set on the last piece of it."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass
+class Usage:
+    """Token counts of one call. A prompt counts once, however many sequences continue it."""
+
+    prompt: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+    completion: int = 0
+
+    def note(self, prompt_index: int, delta: RequestDelta) -> None:
+        """Count what `delta` brings for the prompt of that index."""
+        self.prompt[prompt_index] = delta.num_prompt_tokens
+        self.cached[prompt_index] = delta.num_cached_tokens
+        self.completion += sum(len(sequence.token_ids) for sequence in delta.deltas)
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI usage object; `cached_tokens` is there even when it is 0."""
+        prompt = sum(self.prompt.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+        }
+
+
+async def generate(
+    engine: EngineThread, prompts: Sequence[list[int]], params: SamplingParams, usage: Usage
+) -> AsyncGenerator[Piece, None]:
+    """Run all `prompts` at once and yield their pieces as they come, adding to `usage`.
+
+    Raises what the engine raised for any of them, and EngineUnavailable when it died without a word.
+    """
+    queue: Queue = asyncio.Queue()
+    pumps = [
+        asyncio.create_task(_pump(engine, index, ids, params, queue)) for index, ids in enumerate(prompts)
+    ]
+    unfinished = len(pumps)
+    try:
+        while unfinished:
+            index, item = await _next(queue, engine)
+            if isinstance(item, Exception):
+                raise item
+            if item.error is not None:
+                raise item.error
+            usage.note(index, item)
+            unfinished -= item.finished
+            for sequence in item.deltas:
+                if sequence.finish_reason == "abort":
+                    raise EngineUnavailable("the request was stopped before it was finished")
+                yield Piece(
+                    index * params.n + sequence.index,
+                    sequence.text,
+                    sequence.finish_reason,
+                    sequence.stop_reason,
+                )
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    engine: EngineThread, index: int, ids: list[int], params: SamplingParams, queue: Queue
+) -> None:
+    """Move one engine stream into the queue; whatever goes wrong travels the same way."""
+    try:
+        async with aclosing(engine.stream(ids, params)) as deltas:
+            async for delta in deltas:
+                queue.put_nowait((index, delta))
+                if delta.finished or delta.error is not None:
+                    return
+        queue.put_nowait((index, EngineFailure("the engine ended the request before it was finished")))
+    except Exception as error:
+        queue.put_nowait((index, error))
+
+
+async def _next(queue: Queue, engine: EngineThread) -> tuple[int, RequestDelta | Exception]:
+    while True:
+        try:
+            async with asyncio.timeout(LIVENESS_SECONDS):
+                return await queue.get()
+        except TimeoutError:
+            # A thread that died cannot tell us, so we ask.
+            if not engine.alive:
+                raise EngineUnavailable("the engine died while the request was running") from None
