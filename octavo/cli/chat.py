@@ -8,7 +8,7 @@ import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.loading import running_engine
+from octavo.cli.loading import deltas_of, running_engine
 from octavo.cli.options import add_engine_options, add_model, add_sampling_options, sampling_params
 from octavo.errors import InvalidRequest
 
@@ -90,7 +90,7 @@ def take_turn(thread: EngineThread, params: SamplingParams, messages: Messages, 
 async def _answer(thread: EngineThread, params: SamplingParams, messages: Messages, parts: list[str]) -> None:
     """Print new text as it comes and append it to `parts`."""
     ids = thread.engine.tokenizer.encode_chat(messages, add_generation_prompt=True)
-    async with aclosing(thread.stream(ids, params)) as deltas:
+    async with aclosing(deltas_of(thread, ids, params)) as deltas:
         async for delta in deltas:
             if delta.error is not None:
                 raise delta.error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.errors import CommandError
-from octavo.cli.loading import running_engine
+from octavo.cli.loading import deltas_of, running_engine
 from octavo.cli.options import (
     add_engine_options,
     add_model,
@@ -137,7 +137,7 @@ async def _run_one(thread: EngineThread, prompt: str, params: SamplingParams) ->
     results = [Result(prompt, index) for index in range(params.n)]
     try:
         ids = thread.engine.tokenizer.encode(prompt)
-        async with aclosing(thread.stream(ids, params)) as deltas:
+        async with aclosing(deltas_of(thread, ids, params)) as deltas:
             async for delta in deltas:
                 if delta.error is not None:
                     raise delta.error

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.cli.options import engine_config
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from octavo.engine.config import EngineConfig
     from octavo.engine.engine import Engine
+    from octavo.engine.outputs import RequestDelta
+    from octavo.engine.params import SamplingParams
     from octavo.engine.thread import EngineThread
 
 SHUTDOWN_SECONDS = 10.0
@@ -33,7 +36,7 @@ def running_engine(args: argparse.Namespace, console: Console, more: Rows = ()) 
         thread.shutdown(timeout=SHUTDOWN_SECONDS)
 
 
-def load_engine(config: object) -> Engine:
+def load_engine(config: EngineConfig) -> Engine:
     """The engine of an EngineConfig. Imports torch."""
     from octavo.engine.engine import Engine
 
@@ -49,12 +52,21 @@ def start_thread(engine: Engine) -> EngineThread:
     return thread
 
 
+def deltas_of(
+    thread: EngineThread, ids: list[int], params: SamplingParams
+) -> AsyncGenerator[RequestDelta, None]:
+    """The deltas of one request, to be closed by the caller: closing early aborts the request."""
+    return cast("AsyncGenerator[RequestDelta, None]", thread.stream(ids, params))
+
+
 def show_table(console: Console, rows: Rows) -> None:
     """Two columns: what, and its value."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title="Octavo", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(overflow="fold")  # a long path is shown whole
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(str(value)))  # Text: brackets in a path are no markup
     console.print(table)

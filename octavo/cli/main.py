@@ -9,8 +9,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
+from octavo import __version__
 from octavo.cli import chat, generate, serve
 from octavo.errors import InvalidRequest, OctavoError
 
@@ -20,9 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        code: int = args.run(args)
+        return code
     except OctavoError as error:
         print(f"octavo: error: {_with_option(error, args)}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("octavo: error: out of memory; lower --kv-memory or --num-blocks", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("octavo: interrupted", file=sys.stderr)
@@ -40,18 +44,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run a language model on this machine: as a server, on a list of prompts, or to talk to.",
         epilog="Try `octavo chat` first. `octavo COMMAND --help` explains the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"octavo {_version()}")
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (serve, generate, chat):
         command.add_parser(commands)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version("octavo")
-    except PackageNotFoundError:
-        return "(not installed; run from a source tree)"
 
 
 def _with_option(error: OctavoError, args: argparse.Namespace) -> str:

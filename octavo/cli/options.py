@@ -94,8 +94,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--kv-memory",
         metavar="SIZE",
-        help="memory for the KV cache, such as 512MiB or 2GiB (default: a part of what is free; the start-up "
-        "table shows it)",
+        help="memory for the KV cache, such as 512MiB or 8GiB (default: 2GiB)",
     )
     group.add_argument(
         "--max-num-seqs",
@@ -106,7 +105,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-batched-tokens",
-        type=whole_number(1, 2**20),
+        type=whole_number(1, 2**24),
         default=2048,
         metavar="TOKENS",
         help="most tokens computed in one step; longer prompts take several (default: %(default)s)",

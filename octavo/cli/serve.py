@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.errors import CommandError
-from octavo.cli.loading import Rows, running_engine
+from octavo.cli.loading import SHUTDOWN_SECONDS, Rows, running_engine
 from octavo.cli.options import add_engine_options, add_model, whole_number
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 KEY_VARIABLE = "OCTAVO_API_KEY"
-GRACE_SECONDS = 3
+GRACE_SECONDS = 3.0
 """How long open answers may go on after a signal."""
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 LOOPBACK = ("127.", "::1", "localhost")
@@ -28,14 +30,16 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="answer OpenAI-style HTTP requests",
         description="Load a model and answer OpenAI-style HTTP requests (/v1/completions, "
-        "/v1/chat/completions, /v1/models, /health) until Ctrl-C. Any OpenAI client works: point its base URL here.",
+        "/v1/chat/completions, /v1/models, /health) until Ctrl-C. Any OpenAI client works: "
+        "point its base URL here.",
     )
     add_model(parser)
     group = parser.add_argument_group("server options")
     group.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 every network (default: %(default)s)",
+        help="address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 any network "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--port", type=whole_number(1, 65535), default=8000, help="port to listen on (default: %(default)s)"
@@ -61,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; then finish or cut open answers and return."""
     from rich.console import Console
 
-    from octavo.server import ServerConfig, create_app
-
     api_key = _api_key(args)
     # Before the model is loaded, so that a taken port is known at once and not a minute later.
     with bind(args.host, args.port) as sock:
         # uvicorn raises its signal again when it has shut down. As an exception that unwinds through
         # running_engine, which stops the engine's thread; the default for SIGTERM would kill us first.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        from octavo.server import ServerConfig, create_app  # imports torch
+
         console = Console()
         with running_engine(args, console, _rows(args, api_key)) as thread:
             config = ServerConfig(api_key=api_key, max_open_sequences=args.max_num_seqs + args.max_queue)
@@ -79,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
 
             try:
-                _listen(app, sock, ready)
+                _listen(app, sock, ready, lambda: thread.shutdown(timeout=SHUTDOWN_SECONDS))
             except KeyboardInterrupt:
                 console.print("stopping ...")
     return 0
@@ -113,7 +117,8 @@ def ready_text(host: str, port: int, has_key: bool) -> str:
     )
 
 
-def _listen(app: FastAPI, sock: socket.socket, ready: Any) -> None:
+def _listen(app: FastAPI, sock: socket.socket, ready: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Answer requests until a signal; then let open ones finish, and `stop` when they take too long."""
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -121,8 +126,19 @@ def _listen(app: FastAPI, sock: socket.socket, ready: Any) -> None:
             await super().startup(sockets)
             ready()
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # With the engine stopped, what is still open ends with an error body or event of its own;
+            # uvicorn alone would cut the connections.
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(GRACE_SECONDS, loop.run_in_executor, None, stop)
+            await super().shutdown(sockets)
+            timer.cancel()
+
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(GRACE_SECONDS + SHUTDOWN_SECONDS),
     )
     host, port = sock.getsockname()[:2]
     try:

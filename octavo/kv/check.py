@@ -139,7 +139,9 @@ def _check_sequences(pool: Pool) -> None:
 
 def _check_copies(pool: Pool) -> None:
     """9: pending copies are independent: every src and dst is held, and no dst is another's src."""
-    sources = {copy.src for copy in pool._copies.values()}
+    sources = Counter(copy.src for copy in pool._copies.values())
+    pins = {block: count for block, count in pool._pins.items() if count}
+    _require(pins == sources, 9, f"pins {pins} are not the copies' sources {dict(sources)}")
     for dst, copy in pool._copies.items():
         _require(dst == copy.dst and dst not in sources, 9, f"{copy} depends on another copy")
         _require(pool._refs[copy.src] > 0 and pool._refs[dst] > 0, 9, f"{copy}: a block that nobody holds")

@@ -180,7 +180,8 @@ class OracleSequence:
         found = self.pool.published.get(tail)
         if found is not None and len(found.own) > offset:
             return True
-        return self.pool.owner.get(tail) is not self and self.pool.refs(tail) > 1
+        sharers = sum(tail in seq.blocks for seq in self.pool.sequences)
+        return self.pool.owner.get(tail) is not self and sharers > 1
 
     def _claim_tail(self) -> None:
         pool = self.pool

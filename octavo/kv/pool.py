@@ -67,6 +67,7 @@ class Pool:
         self._tree = PrefixTree(num_blocks)
         self._policy: EvictionPolicy = policy if policy is not None else LRU()
         self._copies: dict[int, Copy] = {}  # by dst; each holds a reference on its src until drain()
+        self._pins: dict[int, int] = {}  # src -> how many of its references are such copies
         self._tables = np.full((_INITIAL_ROWS, _INITIAL_COLUMNS), -1, np.int32)
         self._open: dict[int, Sequence] = {}  # by table row
         self._free_rows: list[int] = list(range(_INITIAL_ROWS - 1, -1, -1))
@@ -120,6 +121,7 @@ class Pool:
         """Hand over the copies to apply before the next forward pass, and unpin their sources."""
         copies = tuple(self._copies.values())
         self._copies.clear()
+        self._pins.clear()
         for copy in copies:
             self._release(copy.src)
         return Actions(copies)
@@ -202,6 +204,7 @@ class Pool:
         """Free an unpublished block that nobody holds, and drop a copy still due to it."""
         copy = self._copies.pop(block, None)
         if copy is not None:
+            self._pins[copy.src] -= 1
             self._release(copy.src)
         self._free.append(block)
 
@@ -212,6 +215,11 @@ class Pool:
         if self._refs[block] == 1 and self._tree.key[block] is not None:
             self._tree.unpublish(block)  # it was published with fewer of the same tokens
         self._release(block)
+
+    def _sharers(self, block: int) -> int:
+        """Sequences that hold `block`. Copies to be made from it do not count: they read it before
+        the forward pass writes, and only slots that nobody will write."""
+        return self._refs[block] - self._pins.get(block, 0)
 
     def _queue_copy(self, src: int, dst: int, num_slots: int) -> None:
         """Copy before the next forward. The caller's reference on `src` passes to the copy.
@@ -225,6 +233,7 @@ class Pool:
             self._release(src)
             src = due.src
         self._copies[dst] = Copy(src, dst, num_slots)
+        self._pins[src] = self._pins.get(src, 0) + 1
         self._num_copies += 1
 
     def _take_over(self, block: int, keep: bytes) -> None:

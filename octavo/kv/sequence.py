@@ -9,7 +9,7 @@ open() starts with length = committed = num_cached. reserve() adds blocks at the
 
 The tail block (the one that `length` stands in) may be shared, or published with tokens past `length`.
 It is written in place when this sequence alone depends on the slots from `length` on: it holds the
-only reference or has claimed the block, and nothing is published there. Else the first write copies.
+only table entry or has claimed the block, and nothing is published there. Else the first write copies.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Sequence:
         key = pool._tree.key[tail]
         if key is not None and len(key) > offset * TOKEN_BYTES:
             return tail
-        return -1 if tail == self._claim or pool._refs[tail] == 1 else tail
+        return -1 if tail == self._claim or pool._sharers(tail) == 1 else tail
 
     def _tail_due(self, position: int) -> bool:
         """Whether the block at `position` still waits for its copy."""

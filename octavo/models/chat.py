@@ -86,8 +86,9 @@ class Shield:
         before may well contain those, and templates look for them there.
         """
         everywhere = set(literals)
+        self._literals = tuple(everywhere | set(template_literals))
         self._everywhere = _start_pattern(everywhere)
-        self._all = _start_pattern(everywhere | set(template_literals))
+        self._all = _start_pattern(set(self._literals))
 
     def mark(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], taken: str
@@ -98,7 +99,8 @@ class Shield:
         like values (a tool's parameter names are the caller's text); names of variables are not.
         """
         text = "".join(chain(_strings(messages), _strings(variables)))
-        if self._all is None or self._all.search(text) is None:
+        # Substring search first: the pattern is slow on long text, and nearly all text is innocent.
+        if not any(literal in text for literal in self._literals):
             return list(messages), dict(variables), None
         marker = _free_marker(text + taken)
         marked = []

@@ -36,6 +36,7 @@ _DEFAULTS: dict[Family, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
 }
 _DEFAULT_WINDOW = 4096
+_MAX_LAYERS = 10_000  # a garbled count must not become a list of billions
 _DEFAULT_FIRST_WINDOWED_LAYER = 28
 
 
@@ -90,7 +91,6 @@ class ModelConfig:
             "vocab_size",
             "hidden_size",
             "intermediate_size",
-            "num_layers",
             "num_heads",
             "num_kv_heads",
             "head_dim",
@@ -145,7 +145,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         if raw.get(key):
             raise UnsupportedModel(f"mixture of experts ({key} = {raw[key]}) is not supported")
     defaults = _DEFAULTS[family]
-    num_layers = _integer(raw, "num_hidden_layers")
+    num_layers = check_layers("num_hidden_layers", _integer(raw, "num_hidden_layers"))
     num_heads = _integer(raw, "num_attention_heads")
     hidden_size = _integer(raw, "hidden_size")
     if num_heads < 1:
@@ -179,6 +179,13 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def check_layers(key: str, count: int) -> int:
+    """Return the number of layers that `key` gives. Raises ConfigError when it cannot be one."""
+    if not 1 <= count <= _MAX_LAYERS:
+        raise ConfigError(f"{key} must be between 1 and {_MAX_LAYERS}, found {count}")
+    return count
+
+
 def eos_ids_from_hf(*sources: Mapping[str, Any]) -> frozenset[int]:
     """Collect every end-of-sequence id from config.json and generation_config.json.
 
@@ -201,11 +208,11 @@ def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
     if isinstance(listed, list) and listed:
         name = str(listed[0])
     else:
-        by_type = {family: name for name, family in ARCHITECTURES.items()}
-        model_type = raw.get("model_type")
-        if model_type is None:
+        by_type: dict[str, str] = {family: name for name, family in ARCHITECTURES.items()}
+        if raw.get("model_type") is None:
             raise ConfigError("config.json has neither 'architectures' nor 'model_type'")
-        name = by_type.get(model_type, str(model_type))
+        model_type = str(raw["model_type"])
+        name = by_type.get(model_type, model_type)
     family = ARCHITECTURES.get(name)
     if family is None:
         raise UnsupportedModel(
@@ -217,7 +224,7 @@ def _architecture(raw: Mapping[str, Any]) -> tuple[str, Family]:
 def _rope_from_hf(raw: Mapping[str, Any], max_position: int) -> RopeConfig:
     scaling = _rope_section(raw)
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial is not None and float(partial) != 1.0:
+    if partial not in (None, 1):
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; supported: 1.0")
     theta = _number(scaling, "rope_theta", _number(raw, "rope_theta", 10000.0))
     if theta <= 0:
@@ -262,9 +269,11 @@ def _windows_from_hf(raw: Mapping[str, Any], family: Family, num_layers: int) ->
     """Give each layer's window. The size alone means nothing while the switch is off."""
     full: tuple[int | None, ...] = (None,) * num_layers
     layer_types = raw.get("layer_types")
+    if layer_types is not None and not isinstance(layer_types, list):
+        raise ConfigError(f"layer_types must be a list, found {layer_types!r}")
     if family == "llama":
         if layer_types and any(kind != "full_attention" for kind in layer_types):
-            raise UnsupportedModel(f"layer_types {sorted(set(layer_types))} on the Llama architecture")
+            raise UnsupportedModel(f"layer_types {layer_types} on the Llama architecture are not supported")
         return full
     if not raw.get("use_sliding_window", family == "mistral"):
         return full

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +97,8 @@ class Decoder:
 
         token_ids and positions `[T]` int64, ids below vocab_size. Writes the tokens' K and V into
         `caches`, one per layer, at batch.slots. Raises ModelError when the number of caches is not
-        the number of layers, or for a position past ModelConfig.position_limit.
+        the number of layers, or for a position past ModelConfig.position_limit. Like all that is made
+        under torch.inference_mode, the result can be changed in place only under it.
         """
         if len(caches) != len(self._layers):
             raise ModelError(f"{len(caches)} caches were given for {len(self._layers)} layers")
@@ -137,8 +139,8 @@ class Decoder:
         # Query and key heads lie side by side and turn by the same angles: one call for both.
         rotate_in_place(qkv[:, : q_heads + kv_heads], cos, sin)
         backend.write_kv(key, value, cache, batch.slots)
-        out = backend.paged_attention(query, cache, batch, scale=self._scale, window=window)
-        assert isinstance(out, Tensor)  # return_lse was not asked for
+        # One tensor, since return_lse is not asked for.
+        out = cast(Tensor, backend.paged_attention(query, cache, batch, scale=self._scale, window=window))
         # [T, Hq, D] -> [T, Hq D]
         return F.linear(out.reshape(-1, q_heads * dim), layer.output, layer.output_bias)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.models.config import Family, ModelConfig, RopeConfig, RopeKind
+from octavo.models.config import Family, ModelConfig, RopeConfig, RopeKind, check_layers
 from octavo.models.errors import ConfigError, UnsupportedModel
 from octavo.models.gguf_file import GgufFile
 
@@ -41,7 +41,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     rope type or other setting that cannot be honoured.
     """
     architecture = file.metadata.get("general.architecture")
-    if architecture is None:
+    if not isinstance(architecture, str):
         raise ConfigError(f"{file.path}: no general.architecture in the metadata")
     if architecture not in _FAMILIES:
         raise UnsupportedModel(
@@ -55,7 +55,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     family = _FAMILIES[architecture]
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
-    num_layers = keys.integer("block_count")
+    num_layers = check_layers(keys.describe("block_count"), keys.integer("block_count"))
     if num_heads < 1:
         raise ConfigError(f"{file.path}: {architecture}.attention.head_count is {num_heads}")
     biases = {
@@ -151,7 +151,7 @@ def _head_dim(keys: _Keys, derived: int) -> int:
 def _rope(file: GgufFile, keys: _Keys) -> RopeConfig:
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     # Files from before rope.scaling.type existed say "linear" by the factor alone.
-    kind = keys.get("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
+    kind = str(keys.get("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear"))
     kinds: dict[str, RopeKind] = {"none": "default", "linear": "linear"}
     if kind not in kinds:
         raise UnsupportedModel(

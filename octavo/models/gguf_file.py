@@ -35,6 +35,7 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _PLAIN = {"F32": "<f4", "F64": "<f8", "F16": "<f2"}
 _MAX_DIMENSIONS = 4
+_MAX_DEPTH = 4  # of lists in lists: a garbled file must not exhaust the stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise CheckpointError(f"{path}: general.alignment is {alignment!r}")
-        data_start = math.ceil(cursor.position / alignment) * alignment
+        data_start = -(-cursor.position // alignment) * alignment
         self.tensors: Mapping[str, TensorInfo] = self._place(entries, data_start)
 
     def read(self, name: str) -> Tensor:
@@ -75,6 +76,8 @@ class GgufFile:
         Raises UnsupportedModel, naming type and tensor, when the gguf package has no dequantiser.
         """
         info = self.tensors[name]
+        if info.num_bytes == 0:
+            return torch.empty(info.shape)
         raw = self._data[info.start : info.start + info.num_bytes]
         if info.type_name in _PLAIN:
             # A copy: the mapped file is read-only, and torch wants memory it may write.
@@ -158,13 +161,13 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
-def _read_value(cursor: _Cursor, value_type: int, key: str) -> Any:
+def _read_value(cursor: _Cursor, value_type: int, key: str, depth: int = 0) -> Any:
     if value_type == _STRING:
         return cursor.string(key)
     if value_type in _SCALARS:
         return cursor.number(_SCALARS[value_type], key)
-    if value_type != _ARRAY:
-        raise CheckpointError(f"{cursor.path}: {key} has unknown value type {value_type}")
+    if value_type != _ARRAY or depth > _MAX_DEPTH:
+        raise CheckpointError(f"{cursor.path}: {key} has value type {value_type} at depth {depth}")
     item_type = cursor.number("I", key)
     count = cursor.number("Q", key)
     if item_type in _SCALARS:
@@ -173,7 +176,7 @@ def _read_value(cursor: _Cursor, value_type: int, key: str) -> Any:
         return list(struct.unpack(f"<{count}{code}", raw))
     # Strings and nested arrays vary in size: each read fails at the end of the file, so a
     # garbled count cannot loop for long.
-    return [_read_value(cursor, item_type, key) for _ in range(count)]
+    return [_read_value(cursor, item_type, key, depth + 1) for _ in range(count)]
 
 
 def _read_entry(cursor: _Cursor) -> _Entry:

@@ -60,6 +60,11 @@ class RotaryTable:
         Raises ModelError for a position that dynamic scaling cannot reach.
         """
         needed = int(positions.max()) + 1 if positions.numel() else 0
+        if self._limit is not None and needed > self._limit:
+            raise ModelError(
+                f"position {needed - 1} is past max_position_embeddings {self._limit}: rope type "
+                "'dynamic' would change the keys that are already cached"
+            )
         if needed > self._cos.shape[0]:
             self._grow(needed)
         cos = self._cos[positions].unsqueeze(1)  # [T, D/2] -> [T, 1, D/2]: one angle for all heads
@@ -67,11 +72,6 @@ class RotaryTable:
         return cos.to(dtype), sin.to(dtype)
 
     def _grow(self, needed: int) -> None:
-        if self._limit is not None and needed > self._limit:
-            raise ModelError(
-                f"position {needed - 1} is past max_position_embeddings {self._limit}: rope type "
-                "'dynamic' would change the keys that are already cached"
-            )
         size = 1 << max(needed - 1, 1).bit_length()
         angles = torch.arange(size, dtype=torch.float32)[:, None] * self._frequencies
         self._cos, self._sin = angles.cos(), angles.sin()

@@ -128,8 +128,14 @@ class _Metadata:
             )
         return value
 
-    def merges(self) -> list[str]:
-        return self._list("merges", str)
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = []
+        for merge in self._list("merges", str):
+            left, space, right = merge.partition(" ")
+            if not (left and space and right):
+                raise TokenizerError(f"{self.path}: tokenizer.ggml.merges holds {merge!r}, not 'left right'")
+            pairs.append((left, right))
+        return pairs
 
     def scores(self) -> list[float]:
         scores = self._list("scores", float)
@@ -160,15 +166,13 @@ class _Metadata:
 
 def _byte_level_bpe(metadata: _Metadata) -> tuple[Backend, bool]:
     name = metadata.get("pre", "default")
-    split = _SPLITS.get(name)
+    split = _SPLITS.get(name) if isinstance(name, str) else None
     if split is None:
         raise UnsupportedModel(
             f"{metadata.path}: tokenizer.ggml.pre = {name!r} is not supported; supported: "
             f"{', '.join(_SPLITS)}"
         )
-    # A merge is "left right"; the search starts at 1 because a token may begin with a space.
-    merges = [(pair[:cut], pair[cut + 1 :]) for pair in metadata.merges() if (cut := pair.find(" ", 1)) > 0]
-    backend = _bpe(metadata, merges, ignore_merges=split.ignore_merges)
+    backend = _bpe(metadata, metadata.merges(), ignore_merges=split.ignore_merges)
     if split.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = split.pre_tokenizer()

@@ -19,6 +19,7 @@ from octavo.models.errors import TokenizerError
 from octavo.models.tokenizer_parts import TokenizerParts, added_token, surround
 
 _TEMPLATE_FILE = "chat_template.jinja"
+_DIGITS = 12  # more than an id has: zero-filled keys sort like numbers
 
 
 def parts_from_directory(directory: Path) -> TokenizerParts:
@@ -37,8 +38,8 @@ def parts_from_directory(directory: Path) -> TokenizerParts:
     config = _json_object(directory / "tokenizer_config.json")
     named = _named_tokens({**_json_object(directory / "special_tokens_map.json"), **config})
     _add_missing_tokens(backend, config, named)
-    # Like transformers: flags that are stated replace what tokenizer.json would put around a text.
-    if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
+    # Like transformers 5: what tokenizer.json puts around a text wins over the flags.
+    if backend.post_processor is None:
         surround(
             backend,
             bos=named.get("bos_token") if config.get("add_bos_token") else None,
@@ -75,7 +76,7 @@ def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], named: Mapp
     listed = config.get("added_tokens_decoder")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     if isinstance(listed, Mapping):
-        for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        for _, entry in sorted(listed.items(), key=lambda item: item[0].zfill(_DIGITS)):
             content = entry.get("content") if isinstance(entry, Mapping) else None
             if isinstance(content, str) and content not in known:
                 token = added_token(content, special=bool(entry.get("special")))

@@ -17,7 +17,6 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
 from octavo.server.generation import Piece, Usage, generate
@@ -114,13 +113,17 @@ class Call(ABC):
             chunk["usage"] = usage  # null on all but the last, as OpenAI has it
         return event(chunk)
 
+    def _resolved(self) -> list[list[int]]:
+        """Encode the prompts and check all of them, so that none is refused after others have begun."""
+        prompts = self.encode()
+        for ids in prompts:
+            self._context.engine.engine.resolve(ids, self._params)
+        return prompts
+
     async def _pieces(self, usage: Usage) -> AsyncGenerator[Piece, None]:
         with self._context.gate.places(self._num_prompts * self._params.n):
-            prompts = await self._context.off_loop(self.encode)
-            for ids in prompts:
-                if not ids:
-                    raise InvalidRequest("the prompt has no tokens", param="prompt")
             engine = self._context.engine
+            prompts = await self._context.off_loop(self._resolved)
             async with aclosing(generate(engine, prompts, self._params, usage)) as pieces:
                 async for piece in pieces:
                     yield piece

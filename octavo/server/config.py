@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT_MAX_QUEUE = 512
-"""Sequences that may wait beyond those that can run."""
-
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -18,5 +15,5 @@ class ServerConfig:
     """
 
     api_key: str | None = None
-    max_open_sequences: int = 64 + DEFAULT_MAX_QUEUE
+    max_open_sequences: int = 576
     max_body_bytes: int = 16 * 1024 * 1024

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from octavo.engine.errors import EngineDead
 from octavo.errors import InvalidRequest, OctavoError
 
 logger = logging.getLogger("octavo.server")
@@ -95,8 +96,10 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
         return error.status, error_body(str(error), error.type, error.param, error.code)
     if isinstance(error, InvalidRequest):
         return 400, error_body(str(error), "invalid_request_error", error.param)
+    if isinstance(error, EngineDead):
+        return EngineUnavailable.status, error_body(str(error), "server_error", code=EngineUnavailable.code)
     if isinstance(error, OctavoError):
-        logger.error("request failed: %s", error)
+        logger.error("a request failed: %s", error, exc_info=error)
         return 500, error_body(str(error), "server_error")
     if isinstance(error, HTTPException):
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"

@@ -13,19 +13,20 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
 from octavo.server.errors import EngineFailure, EngineUnavailable
 
 if TYPE_CHECKING:
-    from octavo.engine.outputs import RequestDelta
     from octavo.engine.thread import EngineThread
 
 LIVENESS_SECONDS = 1.0
 """How often a silent engine is asked whether it still lives."""
 
-Queue = asyncio.Queue[tuple[int, "RequestDelta | Exception"]]
+Queue = asyncio.Queue[tuple[int, RequestDelta | Exception]]
+Deltas = AsyncGenerator[RequestDelta, None]
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ async def _pump(
 ) -> None:
     """Move one engine stream into the queue; whatever goes wrong travels the same way."""
     try:
-        async with aclosing(engine.stream(ids, params)) as deltas:
+        async with aclosing(cast(Deltas, engine.stream(ids, params))) as deltas:
             async for delta in deltas:
                 queue.put_nowait((index, delta))
                 if delta.finished or delta.error is not None:

@@ -114,7 +114,9 @@ def test_the_best_of_many_siblings_is_found() -> None:
     prefix = distinct(1, 8)
     rows = np.unique(rng.integers(0, 4, (3000, 8)), axis=0).tolist()
     for row in rows:
-        prefill(pool, prefix + row).close()
+        with pool.open(prefix + row) as seq:
+            compute(pool, seq, (prefix + row)[seq.num_cached :], check=False)
+    pool.check()
     for _ in range(200):
         query = rng.integers(0, 5, 8).tolist()
         best = max(sum(1 for _ in _common(row, query[:7])) for row in rows)
@@ -319,3 +321,19 @@ def test_scopes_do_not_pile_up() -> None:
         prefill(pool, distinct(i, 8), Scope(salt=str(i))).close()
     assert len(pool._tree.roots()) <= 2
     pool.check()
+
+
+def test_n_forks_that_grow_in_one_step_make_n_copies() -> None:
+    """Of a sequence and five forks that all reserve before any extends, the last writes in place."""
+    pool = Pool(16, 4)
+    seqs = [prefill(pool, distinct(1, 6))]
+    seqs += [seqs[0].fork() for _ in range(5)]
+    for seq in seqs:
+        assert seq.reserve(1)
+    for seq in seqs:
+        seq.extend(1)
+    assert len(pool.drain().copies) == 5
+    for i, seq in enumerate(seqs):
+        seq.commit([i])
+    pool.check()
+    assert pool.stats().held == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -28,7 +29,10 @@ def test_defaults_follow_the_family() -> None:
     """Absent keys mean what each transformers class makes of them."""
     llama = config()
     assert (llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings) == (4, 16, 2048)
-    assert not (llama.attention_bias or llama.o_bias or llama.mlp_bias or llama.qk_norm)
+    assert not (llama.attention_bias)
+    assert not (llama.o_bias)
+    assert not (llama.mlp_bias)
+    assert not (llama.qk_norm)
     qwen2 = config("Qwen2ForCausalLM", num_key_value_heads=2)
     assert (qwen2.attention_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
     qwen3 = config("Qwen3ForCausalLM", num_key_value_heads=2)
@@ -87,6 +91,7 @@ def test_llama3_falls_back_to_the_context_length() -> None:
         ({"num_local_experts": 8}, "mixture of experts.*num_local_experts = 8"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
         ({"head_dim": 5}, "head_dim 5 is odd"),
+        ({"partial_rotary_factor": "x"}, "partial_rotary_factor x"),
         ({"layer_types": ["sliding_attention"] * 3}, "layer_types.*sliding_attention"),
     ],
 )
@@ -101,7 +106,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(changes: dict[str, Any], wor
     [
         ({"vocab_size": None}, "vocab_size must be an integer, found None"),
         ({"hidden_size": "64"}, "hidden_size must be an integer"),
-        ({"num_hidden_layers": 0}, "num_layers must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be between 1 and 10000, found 0"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers must be between"),
         ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a number, found None"),
@@ -114,6 +120,40 @@ def test_values_that_make_no_sense_are_named(changes: dict[str, Any], words: str
     """A ConfigError names the key and what was found."""
     with pytest.raises(ConfigError, match=words):
         config_from_hf({**BASE, **changes})
+
+
+@pytest.mark.parametrize("junk", [None, True, -1, 10**30, 0.5, float("nan"), "x", [], ["x"], {}, {"a": {}}])
+def test_junk_never_raises_a_raw_error(junk: Any) -> None:
+    """Any JSON value under any key gives a config or an error of this package."""
+    for architecture in ("MistralForCausalLM", "Qwen2ForCausalLM"):
+        keys = [*BASE, *_OPTIONAL]
+        for key in keys:
+            raw = {**BASE, "architectures": [architecture], "num_key_value_heads": 2}
+            if architecture.startswith("Qwen"):
+                raw["use_sliding_window"] = True
+            with contextlib.suppress(ModelError):
+                config_from_hf({**raw, key: junk})
+
+
+_OPTIONAL = [
+    "model_type",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "max_position_embeddings",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "attention_bias",
+    "hidden_act",
+    "quantization_config",
+    "num_local_experts",
+]
 
 
 def test_eos_ids_are_a_union() -> None:

@@ -91,14 +91,14 @@ def test_scaling_under_every_spelling(spelling: str, kind: str, factor: float, t
 def test_dynamic_scaling_refuses_positions_past_the_context(tmp_path: Path) -> None:
     """Past max_position_embeddings dynamic scaling would change cached keys: a ModelError, by name."""
     model = tiny_model(
-        max_position_embeddings=16,
+        max_position_embeddings=17,  # no power of two, which the rotary table's size is
         rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
     )
     decoder = decoder_from(save(model, tmp_path))
-    assert decoder.config.position_limit == 16
-    assert_same_logits(decoder, model, prompt(16))
-    with pytest.raises(ModelError, match=r"position 16 .*max_position_embeddings 16.*dynamic"):
-        paged_logits(decoder, [prompt(17)])
+    assert decoder.config.position_limit == 17
+    assert_same_logits(decoder, model, prompt(17))
+    with pytest.raises(ModelError, match=r"position 17 .*max_position_embeddings 17.*dynamic"):
+        paged_logits(decoder, [prompt(18)])
 
 
 def test_rotary_table_grows_past_its_first_size(tmp_path: Path) -> None:

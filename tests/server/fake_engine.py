@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
 
+from octavo.engine.errors import EngineDead
+from octavo.engine.outputs import RequestDelta, SequenceDelta
+from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
 
 WORDS = ["One", " sheet", " makes", " sixteen", " pages", ",", " so", " caf\u00e9", " \U0001f600", "."]
@@ -40,27 +42,14 @@ class FakeEngine:
     max_model_len = 100
     vocab_size = 256
 
+    def resolve(self, prompt: list[int], params: SamplingParams) -> None:
+        if not 0 < len(prompt) < self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, the context holds {self.max_model_len}", param="prompt"
+            )
+
     def describe(self) -> list[tuple[str, str]]:
         return [("model", self.model_name), ("blocks", "8 of 16 tokens")]
-
-
-@dataclass
-class SequenceDelta:
-    index: int
-    token_ids: list[int]
-    text: str
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass
-class RequestDelta:
-    request_id: int
-    deltas: list[SequenceDelta]
-    finished: bool
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
-    error: Exception | None = None
 
 
 @dataclass
@@ -71,19 +60,21 @@ class FakeEngineThread:
     alive: bool = True
     delay: float = 0.0  # seconds before each token
     stalled: bool = False  # as if queued for ever
+    fail_on: str = ""  # raise for this prompt, at once
     fail_after: int | None = None  # raise after that many tokens
     error_after: int | None = None  # send a delta with an error instead
     end_after: int | None = None  # the stream just ends, not finished
     cached: int = 0
     failure: Exception = field(default_factory=lambda: RuntimeError("secret detail"))
-    seen: list[tuple[list[int], Any]] = field(default_factory=list)
+    seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    configs: list[object] = field(default_factory=list)  # what a command asked to load
     running: int = 0
     aborted: int = 0
     started: bool = False
     stopped: bool = False
 
     def start(self) -> None:
-        self.started = True
+        self.started, self.alive, self.stopped = True, True, False
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.alive, self.stopped = False, True
@@ -91,20 +82,22 @@ class FakeEngineThread:
     def stats(self) -> dict[str, int]:
         return {"num_running": self.running, "num_waiting": 0, "blocks_total": 8, "blocks_free": 8}
 
-    async def stream(self, prompt_token_ids: list[int], params: Any) -> AsyncGenerator[RequestDelta, None]:
-        room = self.engine.max_model_len - len(prompt_token_ids)
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt_token_ids)} tokens, --max-model-len is 100", param="prompt"
-            )
+    async def stream(
+        self, prompt_token_ids: list[int], params: SamplingParams
+    ) -> AsyncGenerator[RequestDelta, None]:
+        self.engine.resolve(prompt_token_ids, params)
         self.seen.append((prompt_token_ids, params))
         self.running += 1
         finished = False
         try:
+            if self.fail_on and prompt_token_ids == list(self.fail_on.encode()):
+                raise self.failure
             while self.stalled:
                 await asyncio.sleep(0.01)
             for step in range(len(WORDS) + params.n):
                 await asyncio.sleep(self.delay)
+                if self.stopped:
+                    raise EngineDead("the engine was shut down")
                 delta = self._step(step, params, len(prompt_token_ids))
                 finished = delta.finished
                 if step == self.end_after:
@@ -116,7 +109,7 @@ class FakeEngineThread:
             self.running -= 1
             self.aborted += not finished
 
-    def _step(self, step: int, params: Any, num_prompt_tokens: int) -> RequestDelta:
+    def _step(self, step: int, params: SamplingParams, num_prompt_tokens: int) -> RequestDelta:
         if step == self.fail_after:
             raise self.failure
         delta = RequestDelta(7, [], False, num_prompt_tokens, self.cached)

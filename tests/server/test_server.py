@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
+from octavo.engine.errors import EngineDead
 from octavo.errors import OctavoError
 from octavo.server import ServerConfig, create_app
 
@@ -106,11 +107,29 @@ def test_typed_engine_failure(client: TestClient, engine: FakeEngineThread) -> N
 
 
 def test_one_prompt_of_a_batch_fails(client: TestClient, engine: FakeEngineThread) -> None:
-    """When one prompt of a batch is refused, the call is refused and the others are aborted."""
+    """When the engine fails on one prompt of a batch, the call fails and the others are aborted."""
+    engine.fail_on = "b"
     engine.delay = 0.02
-    answer = client.post(COMPLETIONS, json={"prompt": ["a", "b" * 101, "c"]})
+    answer = client.post(COMPLETIONS, json={"prompt": ["a", "b", "c"]})
+    assert answer.status_code == 500
+    assert (engine.running, engine.aborted) == (0, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_prompt_of_a_batch_is_refused(client: TestClient, engine: FakeEngineThread, stream: bool) -> None:
+    """When one prompt of a batch cannot run, the call is a 400 before any of them has started."""
+    answer = client.post(COMPLETIONS, json={"prompt": ["a", "b" * 101], "stream": stream})
     assert answer.status_code == 400
-    assert (engine.running, engine.aborted) == (0, 2)
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_engine_dead_in_the_middle(client: TestClient, engine: FakeEngineThread, stream: bool) -> None:
+    """EngineDead from an open request is a 503, or the error event of its stream."""
+    engine.fail_after, engine.failure = (1 if stream else 0), EngineDead("the engine ended: boom")
+    answer = client.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
+    assert answer.status_code == (200 if stream else 503)
+    assert '"code":"engine_unavailable"' in answer.text
 
 
 class TestApiKey:

@@ -1,0 +1,45 @@
+"""Fixtures of the engine tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from octavo.models import LoadedModel, load_model, resolve_model
+from tests.engine.helpers import tiny_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread: tiny products gain nothing from more, and two on a busy machine wait for each other."""
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("proof") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
+    """A tiny random model, loaded by octavo and by transformers."""
+    directory, model = tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return load_model(directory), model
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """The default model."""
+    return load_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference() -> Any:
+    """The default model in transformers, float32."""
+    path = resolve_model("smollm2")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()

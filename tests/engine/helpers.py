@@ -1,0 +1,101 @@
+"""A tiny checkpoint with a tokenizer, transformers' greedy answers, and the comparison with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from octavo.engine import Engine, EngineConfig, RequestOutput
+from octavo.engine.llm import LLM
+from octavo.models import LoadedModel
+from tests.models.helpers import save, tiny_model
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TIE = 1e-4
+"""Where the reference's two best logits lie closer than this, either is right."""
+
+
+def tiny_checkpoint(directory: Path, **options: Any) -> tuple[Path, Any]:
+    """Save a random two-layer Llama with a byte-level tokenizer; returns the folder and the model.
+
+    The logits are 40 wider than the tokenizer, as padded vocabularies are.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: i for i, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    size = tokenizer.get_vocab_size()
+    model = tiny_model(vocab_size=size + 40, eos_token_id=vocab["A"], **options)
+    save(model, directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+    )
+    return directory, model
+
+
+class Reference(NamedTuple):
+    """Greedy continuation by transformers, and how far apart its two best logits were at each token."""
+
+    tokens: list[int]
+    gaps: list[float]
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: Sequence[int], count: int) -> Reference:
+    """`count` greedy tokens in float32 with transformers' own cache."""
+    ids, past = torch.tensor([list(prompt)]), None
+    tokens: list[int] = []
+    gaps: list[float] = []
+    for _ in range(count):
+        out = model(ids, past_key_values=past, use_cache=True)
+        best = out.logits[0, -1].float().topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+        ids, past = best.indices[:1].view(1, 1), out.past_key_values
+    return Reference(tokens, gaps)
+
+
+def ties(outputs: Sequence[RequestOutput], references: Sequence[Reference]) -> int:
+    """Assert equality with the references; returns how many differ, first, at a tie of the reference's."""
+    count = 0
+    for output, reference in zip(outputs, references, strict=True):
+        tokens = output.outputs[0].token_ids
+        assert len(tokens) == len(reference.tokens)
+        first = next((i for i, (a, b) in enumerate(zip(tokens, reference.tokens)) if a != b), None)
+        if first is not None:
+            assert reference.gaps[first] < TIE, (
+                f"prompt of {len(output.prompt_token_ids)}: token {first} is {tokens[first]}, "
+                f"not {reference.tokens[first]} (gap {reference.gaps[first]:.2e})"
+            )
+            count += 1
+    return count
+
+
+def llm_on(model: LoadedModel, **options: Any) -> LLM:
+    """An LLM on a model that is loaded already; the pool is small so that check() is quick."""
+    if "kv_memory" not in options:
+        options.setdefault("num_blocks", -(-2000 // options.get("block_size", 16)))
+    llm = LLM.__new__(LLM)
+    llm.engine = Engine(model, EngineConfig(checked=True, **options))
+    return llm
+
+
+def idle(llm: LLM) -> None:
+    """Nothing runs or waits, nothing is held, every invariant holds."""
+    stats = llm.engine.pool.stats()
+    assert not llm.engine.has_work
+    assert stats.held == 0
+    assert stats.free + stats.cached == stats.num_blocks
+    assert not llm.engine._live
+    llm.engine.pool.check()

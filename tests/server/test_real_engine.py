@@ -1,0 +1,148 @@
+"""The server over the real engine with a tiny random model: the seam between the two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from octavo.engine import Engine, EngineConfig, EngineThread
+from octavo.models import load_model
+from octavo.server import create_app
+from tests.engine.helpers import tiny_checkpoint
+
+from .conftest import wait_for
+from .sse import events, texts
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+BODIES = {
+    COMPLETIONS: {"prompt": ["A book", "A leaf of it"]},
+    CHAT: {"messages": [{"role": "user", "content": "A book"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))[0]
+
+
+@pytest.fixture
+def engine(checkpoint: Path) -> Iterator[EngineThread]:
+    config = EngineConfig(model=str(checkpoint), block_size=4, num_blocks=100, checked=True)
+    thread = EngineThread(Engine(load_model(checkpoint), config))
+    thread.start()
+    yield thread
+    thread.shutdown(timeout=10)
+
+
+@pytest.fixture
+def client(engine: EngineThread) -> Iterator[TestClient]:
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("url", BODIES)
+def test_stream_equals_body(client: TestClient, url: str) -> None:
+    """Greedy text, reasons and counts are the same streamed and not; the second time the cache is hit."""
+    body = {**BODIES[url], "n": 2, "temperature": 0, "max_tokens": 20}
+    whole = client.post(url, json=body).json()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(client.post(url, json={**body, **options}))
+    expected = {c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in whole["choices"]}
+    assert texts(chunks) == expected
+    first, second = whole["usage"], chunks[-1]["usage"]
+    assert second["prompt_tokens_details"]["cached_tokens"] > 0
+    assert [first[k] for k in ("prompt_tokens", "completion_tokens")] == [
+        second[k] for k in ("prompt_tokens", "completion_tokens")
+    ]
+
+
+def test_seeded_branches(client: TestClient) -> None:
+    """n=3 with a seed gives three unlike texts, and the same three again."""
+    body = {"prompt": "A book", "n": 3, "seed": 5, "max_tokens": 30, "ignore_eos": True}
+    first, second = ([c["text"] for c in client.post(COMPLETIONS, json=body).json()["choices"]] for _ in "ab")
+    assert first == second
+    assert len(set(first)) == 3
+
+
+def test_random_bytes_are_valid_json(client: TestClient) -> None:
+    """A random byte-level model at high temperature gives invalid UTF-8; the answer is valid all the same."""
+    body = {"prompt": "a", "temperature": 1.5, "max_tokens": 60, "ignore_eos": True, "seed": 1}
+    answer = client.post(COMPLETIONS, json=body)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 60
+    assert texts(events(client.post(COMPLETIONS, json={**body, "stream": True}))) == {
+        0: answer.json()["choices"][0]["text"]
+    }
+
+
+def test_max_tokens_rule(client: TestClient, engine: EngineThread) -> None:
+    """Without max_tokens the room left is used up; more than the room is a 400 with the numbers."""
+    size = engine.engine.max_model_len
+    body = {"prompt": [5] * (size - 3), "ignore_eos": True}
+    answer = client.post(COMPLETIONS, json=body).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
+    for prompt, limit in ((body["prompt"], 10**9), ([5] * size, None), ([5] * (size + 1), 1)):
+        refused = client.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": limit})
+        assert refused.status_code == 400
+        assert str(size) in refused.json()["error"]["message"]
+
+
+def test_leaving_frees_the_blocks(engine: EngineThread, client: TestClient) -> None:
+    """A stream that is closed early leaves no block held and nothing running."""
+
+    async def leave_after_first() -> None:
+        sent = asyncio.Event()
+        body = json.dumps({"prompt": "a", "n": 4, "ignore_eos": True, "stream": True}).encode()
+        inbox = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, object]:
+            if inbox:
+                return inbox.pop()
+            await sent.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.body":
+                sent.set()
+
+        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "query_string": b""}
+        await client.app(scope, receive, send)
+        assert sent.is_set()
+
+    asyncio.run(leave_after_first())
+    wait_for(lambda: engine.stats()["blocks_held"] == 0 and engine.stats()["num_running"] == 0)
+    stats = client.get("/health").json()
+    assert stats["blocks_free"] + stats["blocks_cached"] == stats["blocks_total"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failing_step(client: TestClient, engine: EngineThread, monkeypatch, stream: bool) -> None:
+    """A step that raises fails its requests with a 500; the engine lives and the next one is served."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.engine.runner, "forward", fail)
+        assert client.post(COMPLETIONS, json={"prompt": "a", "stream": stream}).status_code == 500
+    assert client.get("/health").status_code == 200
+    assert client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_dying_engine(client: TestClient, engine: EngineThread, monkeypatch) -> None:
+    """When the engine's loop ends with an error, the open request, health and the next request get 503."""
+
+    def die() -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(engine.engine, "step", die)
+    assert client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 503
+    assert client.get("/health").status_code == 503
+    assert client.post(CHAT, json=BODIES[CHAT]).status_code == 503
