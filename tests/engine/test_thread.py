@@ -1,0 +1,145 @@
+"""The engine on its own thread, read from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.engine import EngineDead, EngineThread, StepFailed
+from octavo.errors import InvalidRequest
+from octavo.models import LoadedModel
+from tests.engine.helpers import idle, llm_on
+
+Tiny = tuple[LoadedModel, Any]
+
+
+@pytest.fixture
+def thread(tiny: Tiny) -> Iterator[EngineThread]:
+    thread = EngineThread(llm_on(tiny[0], num_blocks=64, max_num_seqs=4).engine)
+    thread.start()
+    yield thread
+    thread.shutdown(10)
+    assert not thread.alive
+
+
+def params(count: int, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, **more)
+
+
+async def collect(thread: EngineThread, prompt: list[int], want: SamplingParams) -> list[int]:
+    return [t async for d in thread.stream(prompt, want) for change in d.deltas for t in change.token_ids]
+
+
+async def until_idle(thread: EngineThread) -> None:
+    """Wait for the engine to have given everything back."""
+    for _ in range(500):
+        stats = thread.stats()
+        if not (stats["num_running"] or stats["num_waiting"] or stats["blocks_held"]):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not idle: {thread.stats()}")
+
+
+def test_streams_equal_offline_generation(thread: EngineThread, tiny: Tiny) -> None:
+    """Ten concurrent streams, each as if generated alone offline."""
+    prompts = [[i, i + 1, i + 2] for i in range(10)]
+
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*(collect(thread, p, params(12)) for p in prompts))
+
+    outputs = llm_on(tiny[0]).generate(prompts, params(12), use_tqdm=False)
+    assert asyncio.run(main()) == [o.outputs[0].token_ids for o in outputs]
+
+
+def test_bad_input_is_refused_before_anything_is_queued(thread: EngineThread) -> None:
+    """stream() raises InvalidRequest at its first step."""
+    with pytest.raises(InvalidRequest, match="empty"):
+        asyncio.run(collect(thread, [], params(1)))
+    assert thread.stats()["num_waiting"] == 0
+
+
+def test_leaving_a_stream_aborts_only_its_request(thread: EngineThread) -> None:
+    """One consumer leaves mid-stream, one while queued; the others come out whole and nothing is held."""
+
+    async def leave(prompt: list[int], after: int) -> None:
+        stream = thread.stream(prompt, params(200))
+        for _ in range(after):
+            await anext(stream)
+        await stream.aclose()
+
+    async def main() -> list[int]:
+        keeper = asyncio.create_task(collect(thread, [9, 9], params(60)))
+        queued = [asyncio.create_task(collect(thread, [i], params(200))) for i in range(6)]
+        await asyncio.sleep(0.05)
+        await leave([1, 2], 0)
+        for task in queued:
+            task.cancel()
+        await leave([1, 2, 3], 5)
+        tokens = await keeper
+        await until_idle(thread)
+        return tokens
+
+    assert len(asyncio.run(main())) == 60
+
+
+def test_a_failed_step_reaches_its_streams_only(thread: EngineThread) -> None:
+    """The stream whose step raised gets StepFailed; the engine serves the next."""
+    forward = thread.engine.runner.forward
+
+    def failing(plan: Any, tables: Any) -> Any:
+        if any(66 in entry.tokens for entry in plan.entries):
+            raise RuntimeError("boom")
+        return forward(plan, tables)
+
+    thread.engine.runner.forward = failing  # type: ignore[method-assign]
+    with pytest.raises(StepFailed, match="boom"):
+        asyncio.run(collect(thread, [66], params(5)))
+    assert thread.alive
+    assert len(asyncio.run(collect(thread, [1], params(2)))) == 2
+
+
+def test_a_dead_engine_fails_open_streams_at_once(tiny: Tiny) -> None:
+    """An error outside a step's own work ends the thread: streams get EngineDead, later ones too."""
+    thread = EngineThread(llm_on(tiny[0]).engine)
+    thread.start()
+
+    async def main() -> None:
+        task = asyncio.create_task(collect(thread, [1, 2], params(400)))
+        while thread.stats()["num_running"] == 0:
+            await asyncio.sleep(0.001)
+        thread.engine.scheduler.plan = None  # type: ignore[method-assign, assignment]
+        start = time.monotonic()
+        with pytest.raises(EngineDead, match="TypeError"):
+            await task
+        assert time.monotonic() - start < 5
+
+    asyncio.run(main())
+    assert not thread.alive
+    with pytest.raises(EngineDead):
+        asyncio.run(collect(thread, [1], params(1)))
+    thread.shutdown(5)
+
+
+def test_shutdown_ends_the_thread_and_tells_open_streams(tiny: Tiny) -> None:
+    """After shutdown() no thread is left, nothing is held, and an open stream has its error."""
+    llm = llm_on(tiny[0])
+    thread = EngineThread(llm.engine)
+    thread.start()
+
+    async def main() -> None:
+        task = asyncio.create_task(collect(thread, [1, 2], params(400)))
+        while thread.stats()["num_running"] == 0:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(thread.shutdown, 10)
+        with pytest.raises(EngineDead, match="shut down"):
+            await task
+
+    asyncio.run(main())
+    assert not any(t.name == "octavo-engine" for t in threading.enumerate())
+    idle(llm)
