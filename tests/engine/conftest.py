@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +10,6 @@ import transformers
 
 from octavo.models import LoadedModel, load_model, resolve_model
 from tests.engine.helpers import tiny_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread: tiny products gain nothing from more, and two on a busy machine wait for each other."""
-    before = torch.get_num_threads()
-    if request.node.get_closest_marker("proof") is None:
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,13 @@ def test_layer_types_pick_the_windowed_layers() -> None:
     assert found.sliding_window == 7
 
 
+def test_max_window_layers_is_the_first_windowed_layer() -> None:
+    """Without layer_types, layers from max_window_layers on are windowed."""
+    switched_on = {"use_sliding_window": True, "sliding_window": 7, "num_key_value_heads": 2}
+    assert config("Qwen3ForCausalLM", **switched_on, max_window_layers=1).layer_windows == (None, 7, 7)
+    assert config("Qwen3ForCausalLM", **switched_on).layer_windows == (None, None, None)
+
+
 def test_llama_never_windows() -> None:
     """Llama has no sliding attention in transformers, whatever the key says."""
     assert config(sliding_window=8).sliding_window is None

@@ -123,7 +123,8 @@ def test_window_only_when_in_use(
     model = tiny_model(family, **options)
     directory = save(model, tmp_path)
     if family == "Qwen2":  # what checkpoints out there say: a size, and the switch off
-        directory = save(model, tmp_path, sliding_window=8, use_sliding_window=False)
+        off = {"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 0}
+        directory = save(model, tmp_path, **off, layer_types=None)
     decoder = decoder_from(directory)
     assert (decoder.config.sliding_window == 8) is windowed
     assert_same_logits(decoder, model, prompt(40))

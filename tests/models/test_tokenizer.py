@@ -233,6 +233,26 @@ def test_gguf_bos_follows_the_file_or_the_family(tmp_path: Path) -> None:
         assert 1 not in tokenizer.encode("fox", add_special_tokens=False)
 
 
+def test_llama_bpe_takes_a_known_word_whole(tmp_path: Path) -> None:
+    """llama-bpe emits a word that is a token even where no merges lead to it; gpt-2 does not."""
+    metadata = byte_level_metadata(byte_level_backend())
+    tokens = [*metadata["tokenizer.ggml.tokens"], "zyzzyva"]
+    for pre, whole in (("llama-bpe", True), ("gpt-2", False)):
+        lists = {"tokens": tokens, "token_type": [1] * len(tokens)}
+        changed = metadata | {f"tokenizer.ggml.{key}": value for key, value in lists.items()}
+        file = gguf_with(tmp_path / "t.gguf", changed | {"tokenizer.ggml.pre": pre})
+        ids = Tokenizer.from_gguf(file).encode("zyzzyva", add_special_tokens=False)
+        assert (ids == [len(tokens) - 1]) is whole
+
+
+def test_qwen2_normalises_to_composed_characters(tmp_path: Path) -> None:
+    """qwen2 text is brought to NFC, as that family's tokenizer.json does; gpt-2 text is left alone."""
+    backend = byte_level_backend()
+    for pre, composed in (("qwen2", True), ("gpt-2", False)):
+        tokenizer = Tokenizer.from_gguf(gguf_with(tmp_path / "t.gguf", byte_level_metadata(backend, pre=pre)))
+        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is composed
+
+
 def test_gguf_user_defined_tokens_are_matched_whole(tmp_path: Path) -> None:
     """Token type 4 is one id in any text and is no special token; type 3 is special."""
     backend = byte_level_backend()
@@ -282,6 +302,27 @@ def test_sentencepiece_directory_and_gguf_equal_transformers(tmp_path: Path) -> 
         assert not {0, 1, 2} & set(spelled[1:])
         joined = b"".join(map(tokenizer.token_bytes, tokenizer.encode("é 😀", add_special_tokens=False)))
         assert joined == " é 😀".encode()  # SentencePiece puts a space in front
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K checkpoint is not here")
+def test_sentencepiece_merges_never_spell_a_control_token(tmp_path: Path) -> None:
+    """Where `s>` is a token, `<` and `s>` must not merge into the control token `<s>`."""
+    metadata = sentencepiece_metadata(STORIES / "tokenizer.json")
+    metadata["tokenizer.ggml.tokens"][-1] = "s>"
+    tokenizer = Tokenizer.from_gguf(gguf_with(tmp_path / "t.gguf", metadata))
+    assert tokenizer.encode("a<s>").count(1) == 1  # the BOS
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K checkpoint is not here")
+def test_sentencepiece_chat_keeps_text_around_shielded_strings(tmp_path: Path) -> None:
+    """Cutting `<s>` in content adds no space where the pieces meet."""
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    metadata = sentencepiece_metadata(STORIES / "tokenizer.json") | {"tokenizer.chat_template": template}
+    tokenizer = Tokenizer.from_gguf(gguf_with(tmp_path / "t.gguf", metadata))
+    ids = tokenizer.encode_chat([{"role": "user", "content": "Once<s>upon</s> a"}])
+    assert ids[0] == 1
+    assert not {0, 1, 2} & set(ids[1:])
+    assert tokenizer.decode(ids) == "Once<s>upon</s> a"
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K checkpoint is not here")

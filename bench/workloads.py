@@ -1,0 +1,99 @@
+"""Runs recorded workloads through LLM.generate and prints what they took.
+
+    python -m bench.workloads WORKLOADS.json W1 W2 W5 [--rounds 3]
+
+A workload is {"requests": [{"prompt": [ids], "max_tokens": m}], "temperature": 0, "n": 1}, optionally
+with "kv_tokens", a limit on the KV cache in tokens, and "same_as", whose requests it takes. Output
+lengths are exact: end-of-text is ignored. Prints wall time, output tokens per second, preemptions, the most blocks held at once, and the
+slots that reserving the longest request's length for each running sequence would have taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo import LLM, SamplingParams
+
+DEFAULT_KV_TOKENS = 65_536
+
+
+def run(name: str, work: dict[str, Any], block_size: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One cold run of a workload on a fresh engine."""
+    kv_tokens = work.get("kv_tokens", DEFAULT_KV_TOKENS)
+    llm = LLM(block_size=block_size, num_blocks=kv_tokens // block_size, **options)
+    requests = work["requests"]
+    params = [
+        SamplingParams(
+            n=work.get("n", 1),
+            temperature=work.get("temperature", 0),
+            max_tokens=r["max_tokens"],
+            ignore_eos=True,
+            seed=0,
+        )
+        for r in requests
+    ]
+    prompts = [r["prompt"] for r in requests]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    wall = time.perf_counter() - start
+    for output, wanted in zip(outputs, params, strict=True):
+        for sequence in output.outputs:
+            assert len(sequence.token_ids) == wanted.max_tokens
+    produced = sum(p.n * (p.max_tokens or 0) for p in params)
+    stats = llm.engine.scheduler.stats
+    longest = max(len(p) + (w.max_tokens or 0) for p, w in zip(prompts, params, strict=True))
+    return {
+        "workload": name,
+        "wall s": wall,
+        "output tok/s": produced / wall,
+        "computed": stats.computed,
+        "recomputed": stats.recomputed,
+        "preemptions": stats.preemptions,
+        "peak running": stats.peak_running,
+        "peak blocks": stats.peak_held_blocks,
+        "peak slots": stats.peak_held_blocks * block_size,
+        "contiguous slots": stats.peak_running * longest,
+    }
+
+
+def main() -> None:
+    """Parse the command line, run, print one row per workload with the median wall time."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="the workloads' JSON file")
+    parser.add_argument("names", nargs="+", help="which of its workloads to run, for example W2 W5")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each; the median is printed")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument(
+        "--kv-tokens", type=int, help="limit the KV cache of every workload to this many tokens"
+    )
+    args = parser.parse_args()
+    works = json.loads(args.file.read_text())
+    rows = []
+    for name in args.names:
+        work = {**works[works[name].get("same_as", name)], **works[name]}
+        if args.kv_tokens:
+            work["kv_tokens"] = args.kv_tokens
+        results = [run(name, work, args.block_size, {"model": args.model}) for _ in range(args.rounds)]
+        wall = statistics.median(r["wall s"] for r in results)
+        row = min(results, key=lambda r: abs(r["wall s"] - wall))
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else f"{v}" for v in row.values()))
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()
