@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from octavo.server.errors import dump_json
+
 from .fake_engine import FakeEngineThread
 
 COMPLETIONS = "/v1/completions"
@@ -255,3 +257,18 @@ def test_unknown_route_and_method(client: TestClient) -> None:
     response = client.get(COMPLETIONS)
     assert response.status_code == 405
     assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+def test_one_fault_of_a_list(client: TestClient, field: str) -> None:
+    """A list of wrong items is one fault, not one per item."""
+    message = refused(client, COMPLETIONS, {"prompt": "a", field: [None] * 10})["message"]
+    assert message.startswith(f"{field}[0]: ")
+    assert ";" not in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_answers_hold_finite_numbers_only(value: float) -> None:
+    """Nothing that is no JSON can go out: the encoder refuses NaN and infinity."""
+    with pytest.raises(ValueError):
+        dump_json({"x": [value]})
