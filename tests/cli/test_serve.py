@@ -25,7 +25,7 @@ import os, sys
 from octavo.cli import loading, serve
 from octavo.cli.main import main
 from tests.server.fake_engine import FakeEngineThread
-thread = FakeEngineThread(delay=0.2)
+thread = FakeEngineThread(delay=0.1)
 def start(engine):
     thread.start()
     return thread
