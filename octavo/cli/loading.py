@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from octavo.cli.options import engine_config
 
@@ -56,7 +56,7 @@ def deltas_of(
     thread: EngineThread, ids: list[int], params: SamplingParams
 ) -> AsyncGenerator[RequestDelta, None]:
     """The deltas of one request, to be closed by the caller: closing early aborts the request."""
-    return cast("AsyncGenerator[RequestDelta, None]", thread.stream(ids, params))
+    return thread.stream(ids, params)
 
 
 def show_table(console: Console, rows: Rows) -> None:

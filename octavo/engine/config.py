@@ -69,10 +69,13 @@ class Budget:
     context_note: str
 
     @staticmethod
-    def plan(config: EngineConfig, shape: KVShape, model_context: int) -> Budget:
+    def plan(
+        config: EngineConfig, shape: KVShape, model_context: int, available: int | None = None
+    ) -> Budget:
         """Blocks from the memory budget, and the context that they can hold.
 
-        Raises ConfigError when an explicit max_model_len exceeds the model's context or the cache.
+        available: bytes that can still be allocated, if known. Raises ConfigError when the cache would
+        need more, or when an explicit max_model_len exceeds the model's context or the cache.
         """
         try:
             if config.num_blocks is not None:
@@ -83,6 +86,13 @@ class Budget:
         except InvalidArgument as error:
             raise ConfigError(str(error), param="kv_memory") from None
         per_block = shape.bytes_per_block(config.block_size)
+        if available is not None and blocks * per_block > available:
+            option = "num_blocks" if config.num_blocks is not None else "kv_memory"
+            raise ConfigError(
+                f"the KV cache would take {blocks * per_block:,} bytes ({blocks:,} blocks), but only "
+                f"{available:,} are available on this machine: lower {option}",
+                param=option,
+            )
         slots = blocks * config.block_size
         wanted = config.max_model_len
         if wanted is not None and wanted > model_context:

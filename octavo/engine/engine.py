@@ -20,6 +20,7 @@ from octavo.attention import AttentionBackend, make_backend
 from octavo.engine.config import DTYPES, Budget, EngineConfig
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.errors import StepFailed
+from octavo.engine.memory import available_memory
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import Runner
@@ -60,7 +61,8 @@ class Engine:
             model.config.head_dim,
             model.decoder.dtype.itemsize,
         )
-        self.budget = Budget.plan(config, shape, model.config.max_position_embeddings)
+        context = model.config.position_limit or model.config.max_position_embeddings
+        self.budget = Budget.plan(config, shape, context, available_memory())
         self.backend = backend if backend is not None else make_backend()
         self.pool = Pool(self.budget.num_blocks, config.block_size, prefix_caching=config.prefix_caching)
         self.scheduler = Scheduler(

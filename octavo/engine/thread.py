@@ -11,7 +11,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -81,7 +81,7 @@ class EngineThread:
 
     async def stream(
         self, prompt_token_ids: list[int], params: SamplingParams
-    ) -> AsyncIterator[RequestDelta]:
+    ) -> AsyncGenerator[RequestDelta, None]:
         """Deltas of one request until it is finished. Ending the iteration early aborts the request.
 
         Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
@@ -26,7 +26,6 @@ LIVENESS_SECONDS = 1.0
 """How often a silent engine is asked whether it still lives."""
 
 Queue = asyncio.Queue[tuple[int, RequestDelta | Exception]]
-Deltas = AsyncGenerator[RequestDelta, None]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ async def _pump(
 ) -> None:
     """Move one engine stream into the queue; whatever goes wrong travels the same way."""
     try:
-        async with aclosing(cast(Deltas, engine.stream(ids, params))) as deltas:
+        async with aclosing(engine.stream(ids, params)) as deltas:
             async for delta in deltas:
                 queue.put_nowait((index, delta))
                 if delta.finished or delta.error is not None:

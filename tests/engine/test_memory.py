@@ -1,0 +1,81 @@
+"""What the machine and its cgroups allow, read from a made-up file system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.engine import ConfigError, EngineConfig
+from octavo.engine.config import Budget
+from octavo.engine.memory import available_memory
+from octavo.kv import KVShape
+
+GIB = 2**30
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {8 * 2**20} kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "want"),
+    [
+        ({}, 8 * GIB),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{GIB}\n",
+                "sys/fs/cgroup/a/b/memory.max": "max\n",
+                "sys/fs/cgroup/a/b/memory.current": "5\n",
+            },
+            3 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n1:cpu:/x\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * GIB}",
+                "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "0",
+            },
+            2 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "0",
+            },
+            8 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "100",
+                "sys/fs/cgroup/memory.current": "500",
+            },
+            0,
+        ),
+    ],
+)
+def test_the_least_of_machine_and_cgroups_counts(tmp_path: Path, files: dict[str, str], want: int) -> None:
+    """cgroup v1 and v2, limits at any level, "max" and v1's huge number, and usage above the limit."""
+    assert available_memory(system(tmp_path, files)) == want
+
+
+def test_a_system_that_says_nothing_is_not_guessed(tmp_path: Path) -> None:
+    """No /proc: None, not a number."""
+    assert available_memory(tmp_path) is None
+
+
+def test_a_cache_larger_than_memory_is_refused() -> None:
+    """Need, have and the option are named."""
+    shape = KVShape(30, 3, 64, 4)
+    with pytest.raises(ConfigError, match=r"73,728,000,000 bytes \(100,000 blocks\).*1,000.*num_blocks"):
+        Budget.plan(EngineConfig(num_blocks=100_000), shape, 8192, available=1000)
+    with pytest.raises(ConfigError, match="lower kv_memory"):
+        Budget.plan(EngineConfig(kv_memory="1TiB"), shape, 8192, available=GIB)
