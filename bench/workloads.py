@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo import LLM, SamplingParams
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the commands do, before torch is imported
 
 DEFAULT_KV_TOKENS = 65_536
 

@@ -17,6 +17,9 @@ from octavo.errors import InvalidRequest, OctavoError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    # Before torch is imported. OpenMP threads otherwise spin while they wait for each other, which costs
+    # a machine that does anything else several times its speed; whoever set a policy keeps it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
