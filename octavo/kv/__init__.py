@@ -12,29 +12,42 @@ from octavo.kv.errors import (
     ProtocolError,
     SequenceClosed,
 )
-from octavo.kv.eviction import LRU, EvictionPolicy
+from octavo.kv.eviction import LFU, LRU, EvictionPolicy, Expiring, Priority
 from octavo.kv.pool import Pool
 from octavo.kv.sequence import Sequence
 from octavo.kv.sizing import KVShape, blocks_in, parse_bytes
+from octavo.kv.store import BlockLost, Store
 from octavo.kv.types import (
     DEFAULT_SCOPE,
     Actions,
     Copy,
+    Drop,
+    Event,
     Fit,
     Granted,
     Hit,
+    Move,
     NoRoom,
+    Place,
     PoolStats,
+    Record,
     Scope,
+    Tier,
+    TierStats,
     Tokens,
 )
 
 __all__ = [
     "DEFAULT_SCOPE",
+    "LFU",
     "LRU",
     "Actions",
+    "BlockLost",
     "Copy",
+    "Drop",
+    "Event",
     "EvictionPolicy",
+    "Expiring",
     "Fit",
     "Granted",
     "Hit",
@@ -42,14 +55,21 @@ __all__ = [
     "InvariantViolated",
     "KVError",
     "KVShape",
+    "Move",
     "NoRoom",
     "NotReserved",
+    "Place",
     "Pool",
     "PoolStats",
+    "Priority",
     "ProtocolError",
+    "Record",
     "Scope",
     "Sequence",
     "SequenceClosed",
+    "Store",
+    "Tier",
+    "TierStats",
     "Tokens",
     "blocks_in",
     "parse_bytes",

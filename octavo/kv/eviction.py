@@ -1,24 +1,33 @@
 """Which cached block goes first when a new one is needed.
 
 A policy is told of every block that becomes cached and of every one that stops being so; `victim`
-names the next to evict, which must be a leaf of the prefix tree.
+names the next to evict. Whoever holds a block holds its ancestors, and returns blocks from the tail, so
+an ancestor is used at least as often, at least as importantly, and given back later than what follows
+it: with the release as the tie-break every order below comes to leaves first, without looking for them.
+(Where a caller's own use breaks that rule, evicting an inner block takes what hangs below it along.)
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import takewhile
 from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
     """The seam for eviction policies. Each call O(1) or O(log n) in the number of cached blocks."""
 
-    def add(self, block: int) -> None:
-        """`block` has just become cached: its last holder left."""
+    def add(self, block: int, uses: int, priority: int) -> None:
+        """`block` has just become cached: its last holder left.
+
+        uses: how many times it was taken since it was written. priority: the highest of the sequences
+        that held it.
+        """
 
     def remove(self, block: int) -> None:
-        """`block` is cached no more: a sequence holds it again, or it left the tree."""
+        """`block` is cached no more: a sequence holds it again, or it left the tier."""
 
     def victim(self) -> int:
         """The cached block to evict next. Called only while there is one."""
@@ -29,23 +38,21 @@ class EvictionPolicy(Protocol):
 
 
 class LRU:
-    """Least recently released first.
-
-    A sequence gives its blocks back from the tail, and whoever holds a block holds its ancestors
-    (invariant 3), so a block is never released after its parent: the oldest entry is always a leaf
-    and no leaf has to be searched for. Every call is O(1).
-    """
+    """Least recently released first. Every call is O(1)."""
 
     def __init__(self) -> None:
         self._queue: OrderedDict[int, None] = OrderedDict()
 
-    def add(self, block: int) -> None:
+    def add(self, block: int, uses: int = 1, priority: int = 0) -> None:
+        """See EvictionPolicy."""
         self._queue[block] = None
 
     def remove(self, block: int) -> None:
+        """See EvictionPolicy."""
         del self._queue[block]
 
     def victim(self) -> int:
+        """See EvictionPolicy."""
         return next(iter(self._queue))
 
     def __len__(self) -> int:
@@ -53,3 +60,94 @@ class LRU:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._queue)
+
+
+class _Ranked:
+    """Lowest rank first, then least recently released. O(log n) a call, amortised.
+
+    Entries of blocks that left stay in the heap until they surface; it is rebuilt when they are most.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int]] = []  # (rank, release, block)
+        self._release: dict[int, int] = {}  # of the blocks that are cached now
+        self._clock = 0
+
+    def _rank(self, uses: int, priority: int) -> int:
+        raise NotImplementedError
+
+    def add(self, block: int, uses: int = 1, priority: int = 0) -> None:
+        """See EvictionPolicy."""
+        self._clock += 1
+        self._release[block] = self._clock
+        heappush(self._heap, (self._rank(uses, priority), self._clock, block))
+        if len(self._heap) > 2 * len(self._release) + 64:
+            self._heap = sorted(entry for entry in self._heap if self._release.get(entry[2]) == entry[1])
+
+    def remove(self, block: int) -> None:
+        """See EvictionPolicy."""
+        del self._release[block]
+
+    def victim(self) -> int:
+        """See EvictionPolicy."""
+        while self._release.get(self._heap[0][2]) != self._heap[0][1]:
+            heappop(self._heap)
+        return self._heap[0][2]
+
+    def __len__(self) -> int:
+        return len(self._release)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._release)
+
+
+class LFU(_Ranked):
+    """Least often used first: a system prompt outlives one-off tails, whenever they came."""
+
+    def _rank(self, uses: int, priority: int) -> int:
+        return uses
+
+
+class Priority(_Ranked):
+    """Lowest priority first, as given to open()."""
+
+    def _rank(self, uses: int, priority: int) -> int:
+        return priority
+
+
+class Expiring:
+    """Another order, in which blocks also run out: see Pool.expire(). ttl and `now` are in the
+    caller's logical time."""
+
+    def __init__(self, order: EvictionPolicy, ttl: int) -> None:
+        self._order = order
+        self._since: dict[int, int] = {}  # in the order of release
+        self.ttl = ttl
+        self.now = 0
+
+    def add(self, block: int, uses: int = 1, priority: int = 0) -> None:
+        """See EvictionPolicy."""
+        self._since[block] = self.now
+        self._order.add(block, uses, priority)
+
+    def remove(self, block: int) -> None:
+        """See EvictionPolicy."""
+        del self._since[block]
+        self._order.remove(block)
+
+    def victim(self) -> int:
+        """See EvictionPolicy."""
+        return self._order.victim()
+
+    def expired(self) -> list[int]:
+        """The blocks released `ttl` ago or longer, the oldest first. O(their number)."""
+        return list(takewhile(lambda block: self.now - self._since[block] >= self.ttl, self._since))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+
+POLICIES = {"lru": LRU, "lfu": LFU, "priority": Priority}

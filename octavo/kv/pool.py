@@ -1,33 +1,34 @@
-"""The pool of physical blocks: who holds each, which are free, which are cached, and what to copy.
+"""The pool: what sequences are opened on, and what an engine asks.
 
-    block:   0       1       2       3       4       5
-    count:   2       1       0       0       1       0
-    key:     [..16]  -       [..16]  -       [..3]   [..9]
-    state:   held    held    cached  free    held    cached
-
-A block is free (on `_free`), held (count > 0) or cached (count 0 and published in the tree, known to
-the eviction policy). Sequences ask for blocks and give them back; the pool evicts cached blocks when
-the free list is empty. It decides and returns data: the copies wait in `_copies` until drain().
+Sequences take blocks and give them back (sequence.py); blocks.py knows who holds what and where; tree.py
+what can be found. The pool joins them, keeps every block table as a row of one array, and hands over
+what is to be carried out.
 """
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kv.blocks import Blocks
 from octavo.kv.errors import InvalidArgument
-from octavo.kv.eviction import LRU, EvictionPolicy
+from octavo.kv.eviction import LRU, EvictionPolicy, Expiring
+from octavo.kv.restore import persist, restore
 from octavo.kv.sequence import Sequence
-from octavo.kv.tree import PrefixTree
 from octavo.kv.types import (
     DEFAULT_SCOPE,
     TOKEN_BYTES,
     Actions,
-    Copy,
+    Event,
     Fit,
     Hit,
     PoolStats,
+    Record,
     Scope,
+    Tier,
     Tokens,
     token_bytes,
 )
@@ -38,12 +39,15 @@ _INITIAL_COLUMNS = 32
 
 
 class Pool:
-    """Virtual memory for the KV cache of one device.
+    """Virtual memory for the KV cache of one device, with optional host and disk tiers below it.
 
-    num_blocks: blocks, ids 0..num_blocks-1, every one usable. block_size: token slots per block,
-    1..256. prefix_caching: publish computed blocks so that later sequences can reuse them; off, a
-    block is free as soon as nobody holds it, and only fork() shares. policy: the eviction order.
-    Raises InvalidArgument for sizes out of range. Not thread-safe.
+    num_blocks: device blocks, ids 0..num_blocks-1, every one usable. block_size: token slots per
+    block, 1..256. prefix_caching: publish computed blocks so that later sequences can reuse them; off,
+    a block is free as soon as nobody holds it, and only fork() shares. policy: the device's eviction
+    order. host_blocks, disk_blocks: slots of the lower tiers, where evicted blocks go and come back
+    from. record_events: keep what becomes findable or stops being so, for events(). debug: remember
+    where each sequence was opened, for leaks(). Raises InvalidArgument for sizes out of range. Not
+    thread-safe.
     """
 
     def __init__(
@@ -53,32 +57,38 @@ class Pool:
         *,
         prefix_caching: bool = True,
         policy: EvictionPolicy | None = None,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        record_events: bool = False,
+        debug: bool = False,
     ) -> None:
         if not 1 <= num_blocks < 2**31:
             raise InvalidArgument(f"num_blocks must be at least 1 and below 2**31, got {num_blocks}")
         if not 1 <= block_size <= MAX_BLOCK_SIZE:
             raise InvalidArgument(f"block_size must be 1..{MAX_BLOCK_SIZE}, got {block_size}")
+        for name, value in (("host_blocks", host_blocks), ("disk_blocks", disk_blocks)):
+            if not 0 <= value < 2**31:
+                raise InvalidArgument(f"{name} must be at least 0 and below 2**31, got {value}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self._key_bytes = block_size * TOKEN_BYTES
-        self._refs: list[int] = [0] * num_blocks
-        self._free: list[int] = list(range(num_blocks - 1, -1, -1))  # a stack: reuse the warmest
-        self._tree = PrefixTree(num_blocks)
-        self._policy: EvictionPolicy = policy if policy is not None else LRU()
-        self._copies: dict[int, Copy] = {}  # by dst; each holds a reference on its src until drain()
-        self._pins: dict[int, int] = {}  # src -> how many of its references are such copies
+        order = policy if policy is not None else LRU()  # an empty policy is falsy
+        self._blocks = Blocks((num_blocks, host_blocks, disk_blocks), order, record_events=record_events)
+        self._tree = self._blocks.tree
         self._tables = np.full((_INITIAL_ROWS, _INITIAL_COLUMNS), -1, np.int32)
         self._open: dict[int, Sequence] = {}  # by table row
         self._free_rows: list[int] = list(range(_INITIAL_ROWS - 1, -1, -1))
-        self._evictions = self._num_copies = self._merges = 0
+        self._sites: dict[int, str] | None = {} if debug else None
+        self._queried = self._found = 0
+        self._windowed = False  # whether forget() was ever used: then a held block's ancestors may not be
 
     # -- what callers ask ----------------------------------------------------------------------
 
     @property
     def available(self) -> int:
-        """Blocks that reserve() could take now: free + cached. O(1)."""
-        return len(self._free) + len(self._policy)
+        """Device blocks that reserve() could take now: free + cached. O(1)."""
+        return self._blocks.available
 
     @property
     def tables(self) -> npt.NDArray[np.int32]:
@@ -95,49 +105,115 @@ class Pool:
         return Fit(need <= self.num_blocks, need, self.num_blocks)
 
     def probe(self, tokens: Tokens, scope: Scope = DEFAULT_SCOPE) -> Hit:
-        """What open() would reuse of `tokens`. Changes nothing. O(tokens)."""
+        """What open() would reuse of `tokens`, from every tier. Changes nothing. O(tokens)."""
         root = self._tree.find_root(scope)
         if root is None or not self.prefix_caching:
             return Hit(0, 0)
         blocks, _, shared = self._match(token_bytes(tokens), root)
         return Hit(len(blocks) * self.block_size + shared, len(blocks))
 
-    def open(self, tokens: Tokens, scope: Scope = DEFAULT_SCOPE) -> Sequence:
+    def open(self, tokens: Tokens, scope: Scope = DEFAULT_SCOPE, *, priority: int = 0) -> Sequence:
         """Start a sequence for `tokens`, holding the longest cached prefix that leaves one to compute.
 
-        Takes no new block. O(tokens). Raises InvalidArgument for token ids that are not int32.
+        Takes no new block; what lies in a lower tier is brought back by the first reserve(). priority:
+        of its blocks, for the Priority policy. O(tokens). Raises InvalidArgument for token ids that
+        are not int32.
         """
         data = token_bytes(tokens)
-        root = self._tree.enter(scope)
-        seq = Sequence(self, self._take_row(), root)
+        seq = Sequence(self, self._take_row(), self._tree.enter(scope), priority)
+        if self._sites is not None:
+            self._sites[seq.row] = "".join(traceback.format_stack(limit=4)[:-1])
         if self.prefix_caching:
-            blocks, partial, shared = self._match(data, root)
+            blocks, partial, shared = self._match(data, seq._root)
             if partial >= 0:
                 blocks.append(partial)
             seq._adopt(blocks, data, shared)
+            self._queried += len(data) // TOKEN_BYTES
+            self._found += seq.num_cached
         return seq
 
+    def pin(self, tokens: Tokens, scope: Scope = DEFAULT_SCOPE) -> Sequence:
+        """Keep what is cached of `tokens` from being evicted until the handle returned is closed."""
+        return self.open(np.append(np.frombuffer(token_bytes(tokens), np.int32), np.int32(0)), scope)
+
     def drain(self) -> Actions:
-        """Hand over the copies to apply before the next forward pass, and unpin their sources."""
-        copies = tuple(self._copies.values())
-        self._copies.clear()
-        self._pins.clear()
-        for copy in copies:
-            self._release(copy.src)
-        return Actions(copies)
+        """Hand over what to carry out before the next forward pass, and unpin what waited for it."""
+        transfers = tuple(self._blocks.transfers)
+        self._blocks.transfers.clear()
+        return Actions(transfers, self._blocks.take_copies())
+
+    def lost(self, block: int) -> list[Sequence]:
+        """A transfer into device block `block` failed: nothing is served from it or what follows it.
+
+        Returns the open sequences that hold it, which the caller must close and compute again.
+        """
+        if self._tree.key[block] is not None:
+            self._blocks.drop(block)
+        return [seq for seq in self._open.values() if block in seq.table]
+
+    def clear(self) -> None:
+        """Forget everything that can be found (new weights, say). Open sequences keep what they hold."""
+        for root in self._tree.roots().values():
+            for child in self._tree.children(root):
+                self._blocks.drop(child)
+        for seq in self._open.values():
+            seq._private = True
+        if self._blocks.record_events:
+            self._blocks.events.append(Event("cleared"))
+
+    def expire(self, now: int) -> None:
+        """Set the logical time, and forget cached blocks whose time to live has run out; needs an
+        Expiring policy. A block's time starts when its last holder leaves, and again in a lower tier.
+        O(blocks that expire). Raises InvalidArgument for another policy."""
+        for policy in self._blocks.policies:
+            if not isinstance(policy, Expiring):
+                raise InvalidArgument("expire() needs a pool with an Expiring policy")
+            policy.now = now
+            for block in policy.expired():
+                if self._tree.key[block] is not None and self._blocks.refs[block] == 0:
+                    self._blocks.drop(block)
+
+    def persist(self) -> None:
+        """Move every cached block of device and host to the disk tier, as far as it has room: before a
+        shutdown. Follow with drain(). O(cached blocks)."""
+        persist(self._blocks)
+
+    def restore(self, records: Iterable[tuple[int, Record]]) -> list[int]:
+        """Make findable again what a disk tier holds from before: (slot, record) in any order.
+
+        Into an empty pool only. Returns the slots that lead nowhere (an ancestor is missing, or an
+        equal block is there already), for the store to drop. O(records).
+        """
+        return restore(self._blocks, records, self._key_bytes)
+
+    def events(self) -> list[Event]:
+        """What became findable or stopped being so since the last call; needs record_events."""
+        events, self._blocks.events = self._blocks.events, []
+        return events
+
+    def leaks(self) -> list[str]:
+        """Where each sequence still open was opened; needs debug."""
+        return [] if self._sites is None else [self._sites.get(row, "a fork") for row in self._open]
 
     def stats(self) -> PoolStats:
         """Blocks by state and counts since the start. O(1)."""
-        free, cached = len(self._free), len(self._policy)
+        blocks = self._blocks
+        device = blocks.tier_stats(Tier.DEVICE)
         return PoolStats(
             num_blocks=self.num_blocks,
-            free=free,
-            held=self.num_blocks - free - cached,
-            cached=cached,
+            free=device.free,
+            held=device.held,
+            cached=device.cached,
             sequences=len(self._open),
-            evictions=self._evictions,
-            copies=self._num_copies,
-            merges=self._merges,
+            host=blocks.tier_stats(Tier.HOST),
+            disk=blocks.tier_stats(Tier.DISK),
+            queried_tokens=self._queried,
+            hit_tokens=self._found,
+            evictions=blocks.evictions,
+            demotions=blocks.demotions,
+            promotions=blocks.promotions,
+            copies=blocks.num_copies,
+            merges=blocks.merges,
         )
 
     def check(self) -> None:
@@ -166,94 +242,6 @@ class Pool:
         partial, shared = tree.longest(node, rest)
         return blocks, partial, shared
 
-    def _allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, evicting as needed. The caller has checked `available`."""
-        free = self._free
-        while len(free) < count:
-            self._evict(self._policy.victim())
-        taken = [free.pop() for _ in range(count)]
-        for block in taken:
-            self._refs[block] = 1
-        return taken
-
-    def _evict(self, block: int) -> None:
-        """Turn a cached leaf into a free block."""
-        self._policy.remove(block)
-        self._tree.unpublish(block)
-        self._free.append(block)
-        self._evictions += 1
-
-    def _hold(self, block: int) -> None:
-        """One holder more."""
-        if self._refs[block] == 0:
-            self._policy.remove(block)
-        self._refs[block] += 1
-
-    def _release(self, block: int) -> None:
-        """One holder fewer; the last one leaves the block cached if published, else free."""
-        refs = self._refs[block] - 1
-        self._refs[block] = refs
-        if refs:
-            return
-        if self._tree.key[block] is not None:
-            self._policy.add(block)
-        else:
-            self._discard(block)
-
-    def _discard(self, block: int) -> None:
-        """Free an unpublished block that nobody holds, and drop a copy still due to it."""
-        copy = self._copies.pop(block, None)
-        if copy is not None:
-            self._pins[copy.src] -= 1
-            self._release(copy.src)
-        self._free.append(block)
-
-    def _merge(self, block: int, equal: int) -> None:
-        """A sequence gives up `block` for `equal`, which holds the same tokens."""
-        self._hold(equal)
-        self._merges += 1
-        if self._refs[block] == 1 and self._tree.key[block] is not None:
-            self._tree.unpublish(block)  # it was published with fewer of the same tokens
-        self._release(block)
-
-    def _sharers(self, block: int) -> int:
-        """Sequences that hold `block`. Copies to be made from it do not count: they read it before
-        the forward pass writes, and only slots that nobody will write."""
-        return self._refs[block] - self._pins.get(block, 0)
-
-    def _queue_copy(self, src: int, dst: int, num_slots: int) -> None:
-        """Copy before the next forward. The caller's reference on `src` passes to the copy.
-
-        A source that itself still waits to be filled is bypassed, so that copies stay independent:
-        nothing was committed in it since, so its first `num_slots` are those of its own source.
-        """
-        due = self._copies.get(src)
-        if due is not None:
-            self._hold(due.src)
-            self._release(src)
-            src = due.src
-        self._copies[dst] = Copy(src, dst, num_slots)
-        self._pins[src] = self._pins.get(src, 0) + 1
-        self._num_copies += 1
-
-    def _take_over(self, block: int, keep: bytes) -> None:
-        """Cut a published block down to `keep`, so that its only holder may write behind that.
-
-        Everything cached below it goes: with one holder, who stands at this block, nothing there
-        is held (invariant 3).
-        """
-        stack = self._tree.children(block)
-        while stack:
-            children = self._tree.children(stack[-1])
-            if children:
-                stack += children
-            else:
-                self._evict(stack.pop())
-        parent = self._tree.parent[block]
-        self._tree.unpublish(block)
-        if not self._tree.covers(parent, keep):
-            self._tree.publish(block, parent, keep)
-
     def _take_row(self) -> int:
         """A free row of the table array, which doubles when there is none."""
         if not self._free_rows:
@@ -264,6 +252,8 @@ class Pool:
 
     def _give_row(self, row: int) -> None:
         self._free_rows.append(row)
+        if self._sites is not None:
+            self._sites.pop(row, None)
 
     def _widen(self, columns: int) -> None:
         """Make every row at least `columns` wide; doubling keeps the amortised cost constant."""

@@ -8,8 +8,12 @@ open() starts with length = committed = num_cached. reserve() adds blocks at the
 `length`, commit() moves `committed` and publishes, truncate() moves all three back.
 
 The tail block (the one that `length` stands in) may be shared, or published with tokens past `length`.
-It is written in place when this sequence alone depends on the slots from `length` on: it holds the
-only table entry or has claimed the block, and nothing is published there. Else the first write copies.
+It is written in place when this sequence alone depends on the slots from `length` on: it stands in no
+other table or was claimed before others came, and nothing is published there. Else the first write
+copies.
+
+What open() found in a lower tier, and all of a suspended sequence, is `_parked` (parked.py): held where it
+lies, and brought back by the next reserve() or resume().
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kv import parked
 from octavo.kv.errors import InvalidArgument, NotReserved, ProtocolError, SequenceClosed
 from octavo.kv.types import TOKEN_BYTES, Granted, NoRoom, Tokens, token_bytes
 
@@ -36,17 +41,21 @@ class Sequence:
     """
 
     __slots__ = (
-        "_claim", "_closed", "_num_blocks", "_pool", "_root", "_spare", "_tail",
-        "committed", "length", "num_cached", "row",
+        "_claim", "_closed", "_forgotten", "_num_blocks", "_parked", "_pool", "_priority", "_private",
+        "_root", "_spare", "_tail", "committed", "length", "num_cached", "row",
     )  # fmt: skip
 
-    def __init__(self, pool: Pool, row: int, root: int) -> None:
+    def __init__(self, pool: Pool, row: int, root: int, priority: int) -> None:
         self._pool = pool
         self.row = row
         self._root = root
+        self._priority = priority
         self._num_blocks = 0  # of the table, reserved ones included
+        self._forgotten = 0  # leading table entries given back by forget()
+        self._parked: list[parked.Parked] = []  # the blocks after those of the table
         self._spare = -1  # a block held for the copy that the next extend() makes
         self._claim = -1  # the tail block that only this sequence may write in place
+        self._private = not pool.prefix_caching  # publishes nothing (any more)
         self._tail = b""  # the tokens committed in the block that `committed` stands in
         self._closed = False
         self.num_cached = self.length = self.committed = 0
@@ -59,7 +68,9 @@ class Sequence:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """The physical block ids, reserved ones included: a view that the next change may move."""
+        """The physical block ids, reserved ones included: a view that the next change may move.
+
+        Entries that forget() gave back are -1."""
         return self._pool._tables[self.row, : self._num_blocks]
 
     @property
@@ -67,36 +78,45 @@ class Sequence:
         """Whether close() was called."""
         return self._closed
 
+    @property
+    def on_device(self) -> bool:
+        """Whether all of it is in the table; if not, reserve() or resume() brings it back."""
+        return not self._parked
+
     def reserve(self, n: int) -> Granted | NoRoom:
         """Make sure that the next `n` tokens have slots, and a spare block if the first must copy.
 
-        All or nothing: NoRoom leaves no trace. Blocks that an earlier call reserved count. When room
-        is short, a published block that only this sequence holds is cut back and written in place
-        rather than copied. O(new blocks). Raises InvalidArgument unless n >= 1.
+        All or nothing: NoRoom leaves no trace. Blocks that an earlier call reserved count, and what
+        lies in lower tiers is brought back. When room is short, a published block that only this
+        sequence holds is cut back and written in place rather than copied. O(new blocks). Raises
+        InvalidArgument unless n >= 1.
         """
         self._check_open()
         if n < 1:
             raise InvalidArgument(f"reserve needs n >= 1, got {n}")
-        pool = self._pool
-        grow = max(0, pool.blocks_for(self.length + n) - self._num_blocks)
+        blocks, pool = self._pool._blocks, self._pool
+        grow = max(0, pool.blocks_for(self.length + n) - self._num_blocks - len(self._parked))
         tail = self._shared_tail()
-        need = grow + (tail >= 0 and self._spare < 0)
-        short = need - pool.available
+        copies = tail >= 0 and self._spare < 0
+        back = parked.plan(self) if self._parked else None
+        taken = back.cost if back else 0  # of what is available, by blocks to bring back or revive
+        short = grow + copies + taken - blocks.available
         if short > 0:
-            if tail < 0 or self._spare >= 0 or pool._refs[tail] > 1:
+            if not copies or blocks.refs[tail] > 1:
                 return NoRoom(short)
             if short > 1:
                 return NoRoom(short - 1)
-            keep = (self.length % pool.block_size) * TOKEN_BYTES
             key = pool._tree.key[tail]
             assert key is not None  # one holder and still not writable: it is published past `length`
-            pool._take_over(tail, key[:keep])
-            need -= 1
-        if need:
-            self._take(need, grow)
+            blocks.cut_back(tail, key[: (self.length % pool.block_size) * TOKEN_BYTES])
+            copies = False
+        if back:
+            parked.bring_back(self, back)
+        if copies or grow:
+            self._take(grow, copies)
         if self.length % pool.block_size and self._shared_tail() < 0:
             self._claim = self._tail_block()
-        return Granted(need)
+        return Granted(grow + copies + (back.new if back else 0))
 
     def extend(self, n: int) -> npt.NDArray[np.int64]:
         """Slots `[n]` for the next `n` tokens: block * block_size + offset, in order.
@@ -112,7 +132,7 @@ class Sequence:
         if shared >= 0:
             self._copy_tail(shared)
         elif self._spare >= 0:  # whoever shared the tail has gone
-            pool._release(self._spare)
+            pool._blocks.release(self._spare)
             self._spare = -1
         first, self.length = self.length, self.length + n
         if n == 1:
@@ -120,8 +140,8 @@ class Sequence:
             slots = np.array([block * size + first % size], np.int64)
         else:
             positions = np.arange(first, self.length)
-            blocks = pool._tables[self.row, positions // size].astype(np.int64)
-            slots = blocks * size + positions % size
+            owners = pool._tables[self.row, positions // size].astype(np.int64)
+            slots = owners * size + positions % size
         self._claim = self._tail_block() if self.length % size else -1
         return slots
 
@@ -140,66 +160,121 @@ class Sequence:
         committed = self.committed + (len(data) - len(tail)) // TOKEN_BYTES
         if committed > self.length:
             raise ProtocolError(f"commit up to {committed}, but only {self.length} slots were handed out")
-        if pool._copies and self._num_blocks and self._tail_due(self.committed):
+        if pool._blocks.copies and self._tail_due(self.committed):
             raise ProtocolError("commit before drain(): the block's first slots are still to be copied")
         first = self.committed // pool.block_size
         self.committed = committed
         full = len(data) // pool._key_bytes
         self._tail = data[full * pool._key_bytes :]
-        if not pool.prefix_caching:
+        if self._private:
             return
-        row = pool._tables[self.row]
-        parent = int(row[first - 1]) if first else self._root
+        parent = int(pool._tables[self.row, first - 1]) if first else self._root
         for i in range(full):
             key = data[i * pool._key_bytes : (i + 1) * pool._key_bytes]
             parent = self._publish_full(first + i, parent, key)
         if self._tail:
-            self._publish_tail(int(row[first + full]), parent)
+            self._publish_tail(int(pool._tables[self.row, first + full]), parent)
 
     def fork(self) -> Sequence:
         """Another sequence with the same tokens so far, sharing every block. O(blocks).
 
-        Raises ProtocolError while slots are handed out whose KV is not committed.
+        Raises ProtocolError while slots are handed out whose KV is not committed, or while part of it
+        lies in a lower tier.
         """
         self._check_open()
-        if self.committed != self.length:
-            raise ProtocolError(f"fork with {self.length - self.committed} tokens not committed")
+        self._check_settled("fork")
+        if self._parked:
+            raise ProtocolError("fork before reserve() brought back what lies in a lower tier")
         pool = self._pool
         pool._tree.join(self._root)
-        child = Sequence(pool, pool._take_row(), self._root)
+        child = Sequence(pool, pool._take_row(), self._root, self._priority)
         count = pool.blocks_for(self.length)
         blocks = self.table[:count].tolist()
-        for block in blocks:
-            pool._refs[block] += 1
+        for block in blocks[self._forgotten :]:
+            pool._blocks.hold(block)
         child._append(blocks)
+        child._forgotten = self._forgotten
         child.num_cached = child.length = child.committed = self.length
         child._tail = self._tail
+        child._private = self._private
         self._claim = -1
         return child
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on and give back what was reserved. O(blocks given back).
 
-        Raises InvalidArgument unless 0 <= length <= self.length.
+        Raises InvalidArgument unless 0 <= length <= self.length, or if forget() gave that part back.
         """
         self._check_open()
-        if not 0 <= length <= self.length:
-            raise InvalidArgument(f"truncate({length}) outside 0..{self.length}")
         pool, size = self._pool, self._pool.block_size
-        keep = pool.blocks_for(length)
+        least = (self._forgotten + 1) * size if self._forgotten else 0
+        if not least <= length <= self.length:
+            raise InvalidArgument(f"truncate({length}) outside {least}..{self.length}")
         if length < self.committed:
             offset = length % size * TOKEN_BYTES
-            if length // size < self.committed // size:  # back in a block that was full
-                key = pool._tree.key[int(self.table[length // size])]
-                self._tail = key[:offset] if key is not None else b"\0" * offset  # unread without a tree
+            if length // size < self.committed // size and offset:  # back in a block that was full
+                key = self._key_at(length // size)
+                # A block that is not published has lost its tokens' names: nothing after it can be found.
+                self._private = self._private or not key
+                self._tail = (key or bytes(offset))[:offset]
             else:
                 self._tail = self._tail[:offset]
             self.committed = length
-        self._drop(keep)
+        self._drop(pool.blocks_for(length))
+        if self._parked and length % size:
+            self._parked[-1] = self._parked[-1]._replace(key=self._tail)
         self.length = length
         self.num_cached = min(self.num_cached, length)
         if length % size == 0 or self._claim != self._tail_block():
             self._claim = -1
+
+    def forget(self, before: int) -> None:
+        """Give back the blocks that lie wholly before position `before`: a window has left them.
+
+        Their table entries become -1; they stay findable while nobody needs their room. The last full
+        block stays, for the next ones to be published after it. O(blocks given back).
+        """
+        self._check_open()
+        if self._parked:
+            raise ProtocolError("forget before reserve() brought back what lies in a lower tier")
+        size = self._pool.block_size
+        until = min(before // size, self.committed // size - 1)
+        if until <= self._forgotten:
+            return
+        self._pool._windowed = True
+        row = self._pool._tables[self.row]
+        for block in row[self._forgotten : until][::-1].tolist():
+            self._pool._blocks.release(block)
+        row[self._forgotten : until] = -1
+        self._forgotten = until
+
+    def suspend(self) -> Granted | NoRoom:
+        """Leave the device: every block's KV goes to a host slot held for this sequence.
+
+        All or nothing: NoRoom (in host slots) changes nothing. Reserved blocks are given back.
+        O(blocks). Raises ProtocolError while slots are handed out whose KV is not committed, or a copy
+        that it builds on was not drained.
+        """
+        self._check_open()
+        self._check_settled("suspend")
+        if self.length and not self._parked and self._tail_due(self.length - 1):
+            raise ProtocolError("suspend before drain(): a block's first slots are still to be copied")
+        return parked.suspend(self)
+
+    def resume(self) -> Granted | NoRoom:
+        """Bring everything back that lies in a lower tier; blocks that others hold by now are shared.
+
+        All or nothing: NoRoom (in device blocks) leaves no trace. O(blocks).
+        """
+        self._check_open()
+        if not self._parked:
+            return Granted(0)
+        back = parked.plan(self)
+        short = back.cost - self._pool._blocks.available
+        if short > 0:
+            return NoRoom(short)
+        parked.bring_back(self, back)
+        return Granted(back.new)
 
     def close(self) -> None:
         """Give every block back; what was committed stays findable. O(blocks).
@@ -226,7 +301,8 @@ class Sequence:
     def __repr__(self) -> str:
         if self._closed:
             return "<Sequence closed>"
-        return f"<Sequence row={self.row} length={self.length} table={self.table.tolist()}>"
+        away = f" and {len(self._parked)} blocks in lower tiers" if self._parked else ""
+        return f"<Sequence row={self.row} length={self.length} table={self.table.tolist()}{away}>"
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -234,16 +310,26 @@ class Sequence:
         if self._closed:
             raise SequenceClosed("this sequence was closed")
 
+    def _check_settled(self, what: str) -> None:
+        if self.committed != self.length:
+            raise ProtocolError(f"{what} with {self.length - self.committed} tokens not committed")
+
     def _adopt(self, blocks: list[int], data: bytes, shared: int) -> None:
         """Hold the blocks that open() matched; the last one may be matched in part."""
-        pool = self._pool
+        pool, width = self._pool, self._pool._key_bytes
+        store = pool._blocks
         for block in blocks:
-            pool._hold(block)
-        self._append(blocks)
+            store.hold(block, self._priority)
         whole = len(blocks) - (shared > 0)
         self.num_cached = self.length = self.committed = whole * pool.block_size + shared
-        at = whole * pool._key_bytes
-        self._tail = data[at : at + shared * TOKEN_BYTES]
+        self._tail = data[whole * width : whole * width + shared * TOKEN_BYTES]
+        near = len(blocks)
+        if blocks and max(blocks) >= store.num_device:
+            near = next(i for i, block in enumerate(blocks) if block >= store.num_device)
+            end = self.length * TOKEN_BYTES
+            for i, block in enumerate(blocks[near:], near):
+                self._parked.append(parked.Parked(block, data[i * width : min((i + 1) * width, end)]))
+        self._append(blocks[:near])
 
     def _append(self, blocks: list[int]) -> None:
         pool, have = self._pool, self._num_blocks
@@ -251,33 +337,45 @@ class Sequence:
         pool._tables[self.row, have : have + len(blocks)] = blocks
         self._num_blocks = have + len(blocks)
 
-    def _take(self, need: int, grow: int) -> None:
-        """Allocate `grow` blocks for the table and, if `need` is one more, the spare."""
-        blocks = self._pool._allocate(need)
-        if need > grow:
+    def _take(self, grow: int, spare: bool) -> None:
+        """Allocate `grow` blocks for the table and perhaps the spare."""
+        blocks = self._pool._blocks.allocate(grow + spare, self._priority)
+        if spare:
             self._spare = blocks.pop()
         if blocks:
             self._append(blocks)
 
     def _tail_block(self) -> int:
-        return int(self._pool._tables[self.row, self.length // self._pool.block_size])
+        """The id of the block that `length` stands in, wherever it lies."""
+        index = self.length // self._pool.block_size
+        if index >= self._num_blocks and self._parked:
+            return self._parked[index - self._num_blocks].block
+        return int(self._pool._tables[self.row, index])
+
+    def _key_at(self, index: int) -> bytes | None:
+        """The tokens of a committed full block, where known."""
+        if index >= self._num_blocks:
+            return self._parked[index - self._num_blocks].key
+        return self._pool._tree.key[int(self.table[index])]
 
     def _shared_tail(self) -> int:
         """The block that the next write must copy first, or -1 if it may write in place."""
-        pool = self._pool
-        offset = self.length % pool.block_size
+        blocks = self._pool._blocks
+        offset = self.length % self._pool.block_size
         if offset == 0:
             return -1
         tail = self._tail_block()
-        key = pool._tree.key[tail]
+        if tail >= blocks.num_device:
+            return -1  # brought back, it will be this sequence's alone
+        key = self._pool._tree.key[tail]
         if key is not None and len(key) > offset * TOKEN_BYTES:
             return tail
-        return -1 if tail == self._claim or pool._sharers(tail) == 1 else tail
+        return -1 if tail == self._claim or blocks.sharers(tail) == 1 else tail
 
     def _tail_due(self, position: int) -> bool:
         """Whether the block at `position` still waits for its copy."""
         index = position // self._pool.block_size
-        return index < self._num_blocks and int(self.table[index]) in self._pool._copies
+        return index < self._num_blocks and int(self.table[index]) in self._pool._blocks.copies
 
     def _copy_tail(self, src: int) -> None:
         """Replace the shared tail by the spare block, to be filled by a copy."""
@@ -286,43 +384,49 @@ class Sequence:
         pool, size = self._pool, self._pool.block_size
         dst, self._spare = self._spare, -1
         pool._tables[self.row, self.length // size] = dst
-        pool._queue_copy(src, dst, self.length % size)
+        pool._blocks.queue_copy(src, dst, self.length % size)
 
     def _publish_full(self, index: int, parent: int, key: bytes) -> int:
-        """Publish the full block at `index`, or merge it into an equal one; returns who is there now."""
+        """Publish the full block at `index`, or merge it into an equal one; returns who is there now.
+
+        After a parent that is not published (an ancestor was dropped) it stays private. An equal block
+        in a lower tier gives way: what was just computed is nearer.
+        """
         pool, tree = self._pool, self._pool._tree
         block = int(pool._tables[self.row, index])
+        if parent >= 0 and tree.key[parent] is None:
+            return block
         equal = tree.find(parent, key)
-        if equal >= 0 and equal != block:
-            pool._tables[self.row, index] = equal
-            pool._merge(block, equal)
-            return equal
         if equal < 0:
-            if tree.key[block] is None:
-                tree.publish(block, parent, key)
-            else:
-                tree.rekey(block, key)
+            pool._blocks.publish(block, parent, key)
+        elif equal < pool._blocks.num_device:
+            if equal != block:
+                pool._tables[self.row, index] = equal
+                pool._blocks.merge(block, equal, self._priority)
+                return equal
+        else:
+            pool._blocks.supersede(equal, block)
         return block
 
     def _publish_tail(self, block: int, parent: int) -> None:
         """Publish a partly filled tail, unless a sibling already begins with the same tokens."""
         tree = self._pool._tree
-        if tree.covers(parent, self._tail):
-            return
-        if tree.key[block] is None:
-            tree.publish(block, parent, self._tail)
-        else:
-            tree.rekey(block, self._tail)
+        if (parent < 0 or tree.key[parent] is not None) and not tree.covers(parent, self._tail):
+            self._pool._blocks.publish(block, parent, self._tail)
 
     def _drop(self, keep: int) -> None:
         """Give back the spare and all blocks but the first `keep`, from the tail, so that the tail of
         a cached prefix is always evicted before what leads to it."""
-        pool = self._pool
+        blocks, row = self._pool._blocks, self._pool._tables[self.row]
         if self._spare >= 0:
-            pool._release(self._spare)
+            blocks.release(self._spare)
             self._spare = -1
-        row = pool._tables[self.row]
-        for block in row[keep : self._num_blocks][::-1].tolist():
-            pool._release(block)
-        row[keep : self._num_blocks] = -1
-        self._num_blocks = keep
+        while self._parked and self._num_blocks + len(self._parked) > keep:
+            parked.let_go(self, self._parked.pop())
+        first = max(keep, self._forgotten)
+        for block in row[first : self._num_blocks][::-1].tolist():
+            blocks.release(block)
+        if keep < self._num_blocks:
+            row[keep : self._num_blocks] = -1
+            self._num_blocks = keep
+        self._forgotten = min(self._forgotten, self._num_blocks)

@@ -11,32 +11,21 @@ them out with a Store per tier. Nothing here does any I/O.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.kv.errors import KVError
-from octavo.kv.types import Scope
+from octavo.kv.types import Record
 
 Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["BlockLost", "Bytes", "Record", "Store"]
 
 
 class BlockLost(KVError):
     """A slot's bytes are gone or damaged: they must be computed again, never served."""
-
-
-class Record(NamedTuple):
-    """Which KV a slot holds, exactly: `tokens` (int32 bytes) after the block `parent`, under `scope`.
-
-    uid: 16 bytes, unique to this block for ever. parent: the uid of the block before it, b"" at the
-    start of a prompt. A block is found again after a restart only if all its ancestors are.
-    """
-
-    uid: bytes
-    parent: bytes
-    scope: Scope
-    tokens: bytes
 
 
 class Store(Protocol):

@@ -1,96 +1,42 @@
 """The prefix tree: which published block holds which tokens after which prefix.
 
-    scope root (-1)                      a node is a physical block id, a root a negative id
+    scope root (-1)                      a node is the id of a block in some tier, a root a negative id
       +-- block 7  [t0 .. t15]           an edge is the block's own tokens, exact, as int32 bytes
       |     +-- block 2  [t16 .. t31]
       |     |     +-- block 9  [t32 t33] a leaf may be partly filled; only full blocks have children
       |     +-- block 5  [t16 u17 .. ]   siblings may share leading tokens: longest() finds the best
       +-- block 4  [v0 .. v15]
 
-Because a node's parent cannot leave before it, (parent id, tokens) names the whole prefix exactly;
-no hash decides anything. A node with one child stores its id alone; two or more make a `_Branch`.
+Because a node's parent cannot leave before it, (parent, tokens) names the whole prefix exactly; no hash
+decides anything. A child points to its parent's `_Below`, not to its id, so a node that moves to another
+tier takes its subtree along in O(1).
 
 Owns keys and links; knows nothing of reference counts, free lists or eviction order.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+import os
+from itertools import count
 
 from octavo.kv.errors import InvariantViolated
+from octavo.kv.sorted_keys import SortedKeys
 from octavo.kv.types import TOKEN_BYTES, Scope
 
-_CHUNK = 512
+_RUN_BITS = 64
 
 
-class SortedKeys:
-    """A sorted set of byte strings in chunks, so that a change never moves more than a chunk.
+class _Below:
+    """The children of `node`: one id, or, from the second on, an index and an order of their keys."""
 
-    add, discard and neighbours cost O(log n + chunk), whatever the size.
-    """
+    __slots__ = ("by_key", "node", "only", "order", "root")
 
-    __slots__ = ("_chunks", "_last")
-
-    def __init__(self) -> None:
-        self._chunks: list[list[bytes]] = []
-        self._last: list[bytes] = []  # the largest key of each chunk
-
-    def add(self, key: bytes) -> None:
-        if not self._chunks:
-            self._chunks.append([key])
-            self._last.append(key)
-            return
-        i = min(bisect_left(self._last, key), len(self._last) - 1)
-        chunk = self._chunks[i]
-        insort(chunk, key)
-        if len(chunk) > 2 * _CHUNK:
-            self._chunks[i : i + 1] = [chunk[:_CHUNK], chunk[_CHUNK:]]
-            self._last[i : i + 1] = [chunk[_CHUNK - 1], chunk[-1]]
-        else:
-            self._last[i] = chunk[-1]
-
-    def discard(self, key: bytes) -> None:
-        i = bisect_left(self._last, key)
-        chunk = self._chunks[i]
-        del chunk[bisect_left(chunk, key)]
-        if chunk:
-            self._last[i] = chunk[-1]
-        else:
-            del self._chunks[i], self._last[i]
-
-    def neighbours(self, key: bytes) -> tuple[bytes | None, bytes | None]:
-        """The largest key below `key` and the smallest one at or above it."""
-        i = bisect_left(self._last, key)
-        if i == len(self._chunks):
-            return (self._last[-1] if self._last else None), None
-        chunk = self._chunks[i]
-        j = bisect_left(chunk, key)
-        if j:
-            return chunk[j - 1], chunk[j]
-        return (self._last[i - 1] if i else None), chunk[j]
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
-            yield from chunk
-
-
-class _Branch:
-    """The children of a node that has two or more."""
-
-    __slots__ = ("by_key", "order")
-
-    def __init__(self) -> None:
-        self.by_key: dict[bytes, int] = {}
-        self.order = SortedKeys()
-
-    def add(self, key: bytes, block: int) -> None:
-        self.by_key[key] = block
-        self.order.add(key)
-
-    def discard(self, key: bytes) -> None:
-        del self.by_key[key]
-        self.order.discard(key)
+    def __init__(self, node: int, root: int) -> None:
+        self.node = node
+        self.root = root
+        self.only = -1
+        self.by_key: dict[bytes, int] | None = None
+        self.order: SortedKeys | None = None
 
 
 def shared_tokens(a: bytes, b: bytes) -> int:
@@ -104,16 +50,19 @@ def shared_tokens(a: bytes, b: bytes) -> int:
 
 
 class PrefixTree:
-    """Published blocks by exact prefix. Every operation is O(block size + log siblings)."""
+    """Published blocks by exact prefix, over ids 0..num_ids-1. Every operation is O(block size + log
+    siblings), whatever the number of nodes."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.key: list[bytes | None] = [None] * num_blocks  # None: not published
-        self.parent: list[int] = [0] * num_blocks  # meaningful where key is not None
-        self._below: dict[int, int | _Branch] = {}
+    def __init__(self, num_ids: int) -> None:
+        self.key: list[bytes | None] = [None] * num_ids  # None: not published
+        self.serial: list[int] = [0] * num_ids  # unique to a published content for ever; see uid()
+        self._above: list[_Below | None] = [None] * num_ids
+        self._below: dict[int, _Below] = {}
         self._roots: dict[Scope, int] = {}
         self._scopes: dict[int, Scope] = {}
         self._users: dict[int, int] = {}  # root -> open sequences
         self._next_root = -1
+        self._serials = count(int.from_bytes(os.urandom(8), "little") << _RUN_BITS)
 
     # -- roots ---------------------------------------------------------------------------------
 
@@ -146,16 +95,39 @@ class PrefixTree:
         if self._users[root] == 0 and root not in self._below:
             del self._roots[self._scopes.pop(root)], self._users[root]
 
+    def roots(self) -> dict[Scope, int]:
+        """The scopes in use and their roots (a copy)."""
+        return dict(self._roots)
+
+    def users(self, root: int) -> int:
+        """Open sequences of a root's scope."""
+        return self._users[root]
+
+    def scope(self, node: int) -> Scope:
+        """The scope that a published node belongs to."""
+        above = self._above[node]
+        assert above is not None
+        return self._scopes[above.root]
+
     # -- look-ups ------------------------------------------------------------------------------
+
+    def parent(self, node: int) -> int:
+        """The parent of a published node: a node or a root."""
+        above = self._above[node]
+        assert above is not None
+        return above.node
+
+    def uid(self, node: int) -> bytes:
+        """16 bytes that name the content of a published node for ever; b"" for a root."""
+        return self.serial[node].to_bytes(16, "little") if node >= 0 else b""
 
     def find(self, node: int, key: bytes) -> int:
         """The child of `node` with exactly these tokens, or -1."""
         below = self._below.get(node)
         if below is None:
             return -1
-        if type(below) is int:
-            return below if self.key[below] == key else -1
-        assert isinstance(below, _Branch)
+        if below.by_key is None:
+            return below.only if self.key[below.only] == key else -1
         return below.by_key.get(key, -1)
 
     def longest(self, node: int, query: bytes) -> tuple[int, int]:
@@ -167,12 +139,12 @@ class PrefixTree:
         below = self._below.get(node)
         if below is None:
             return -1, 0
-        if type(below) is int:
-            key = self.key[below]
+        if below.by_key is None:
+            key = self.key[below.only]
             assert key is not None
             shared = shared_tokens(key, query)
-            return (below, shared) if shared else (-1, 0)
-        assert isinstance(below, _Branch)
+            return (below.only, shared) if shared else (-1, 0)
+        assert below.order is not None
         before, after = below.order.neighbours(query)
         best, shared = -1, 0
         if after is not None:
@@ -187,11 +159,11 @@ class PrefixTree:
         below = self._below.get(node)
         if below is None:
             return False
-        if type(below) is int:
-            other = self.key[below]
+        if below.by_key is None:
+            other = self.key[below.only]
             assert other is not None
             return other.startswith(key)
-        assert isinstance(below, _Branch)
+        assert below.order is not None
         after = below.order.neighbours(key)[1]
         return after is not None and after.startswith(key)
 
@@ -204,9 +176,9 @@ class PrefixTree:
         below = self._below.get(node)
         if below is None:
             return []
-        if type(below) is int:
-            return [below]
-        assert isinstance(below, _Branch)
+        if below.by_key is None:
+            return [below.only]
+        assert below.order is not None
         return [below.by_key[key] for key in below.order]
 
     def fill(self, block: int) -> int:
@@ -216,67 +188,87 @@ class PrefixTree:
 
     # -- changes -------------------------------------------------------------------------------
 
-    def publish(self, block: int, parent: int, key: bytes) -> None:
+    def publish(self, block: int, parent: int, key: bytes, serial: int | None = None) -> None:
         """Add `block` under `parent`. The key must not stand there already."""
-        self.key[block] = key
-        self.parent[block] = parent
         below = self._below.get(parent)
         if below is None:
-            self._below[parent] = block
-        elif type(below) is int:
-            branch = self._below[parent] = _Branch()
-            first = self.key[below]
-            assert first is not None
-            branch.add(first, below)
-            branch.add(key, block)
+            above = self._above[parent] if parent >= 0 else None
+            below = self._below[parent] = _Below(parent, above.root if above is not None else parent)
+            below.only = block
         else:
-            assert isinstance(below, _Branch)
-            below.add(key, block)
+            if below.by_key is None:
+                first = self.key[below.only]
+                assert first is not None
+                below.by_key, below.order = {first: below.only}, SortedKeys()
+                below.order.add(first)
+            assert below.order is not None
+            below.by_key[key] = block
+            below.order.add(key)
+        self._above[block] = below
+        self.key[block] = key
+        self.serial[block] = next(self._serials) if serial is None else serial
 
     def rekey(self, block: int, key: bytes) -> None:
-        """Give a published leaf more or fewer tokens."""
-        below = self._below[self.parent[block]]
-        if type(below) is not int:
-            assert isinstance(below, _Branch)
+        """Give a published leaf more tokens: another content, so another serial."""
+        below = self._above[block]
+        assert below is not None
+        if below.by_key is not None:
             old = self.key[block]
             assert old is not None
-            below.discard(old)
-            below.add(key, block)
+            assert below.order is not None
+            del below.by_key[old]
+            below.order.discard(old)
+            below.by_key[key] = block
+            below.order.add(key)
         self.key[block] = key
+        self.serial[block] = next(self._serials)
+
+    def move(self, block: int, to: int) -> None:
+        """A published node, with everything below it, goes on as the id `to`."""
+        above, key = self._above[block], self.key[block]
+        assert above is not None
+        assert key is not None
+        if above.by_key is None:
+            above.only = to
+        else:
+            above.by_key[key] = to
+        self._above[to], self.key[to], self.serial[to] = above, key, self.serial[block]
+        self._above[block] = self.key[block] = None
+        below = self._below.pop(block, None)
+        if below is not None:
+            below.node = to
+            self._below[to] = below
 
     def unpublish(self, block: int) -> None:
         """Take a leaf out."""
-        parent, key = self.parent[block], self.key[block]
+        below, key = self._above[block], self.key[block]
+        assert below is not None
         assert key is not None
-        self.key[block] = None
-        below = self._below[parent]
-        if type(below) is int:
-            del self._below[parent]
-            if parent < 0:
-                self._forget_if_empty(parent)
+        self._above[block] = self.key[block] = None
+        if below.by_key is None:
+            del self._below[below.node]
+            if below.node < 0:
+                self._forget_if_empty(below.node)
             return
-        assert isinstance(below, _Branch)
-        below.discard(key)
+        assert below.order is not None
+        del below.by_key[key]
+        below.order.discard(key)
         if len(below.by_key) == 1:
-            (self._below[parent],) = below.by_key.values()
+            (below.only,) = below.by_key.values()
+            below.by_key = below.order = None
 
-    def roots(self) -> dict[Scope, int]:
-        """The scopes in use and their roots (a copy)."""
-        return dict(self._roots)
-
-    def users(self, root: int) -> int:
-        """Open sequences of a root's scope."""
-        return self._users[root]
-
-    def check_branches(self) -> None:
-        """Raise InvariantViolated(4) unless every branch's index, order and links agree."""
+    def check(self) -> None:
+        """Raise InvariantViolated(4) unless every index, order and link agree."""
         for node, below in self._below.items():
-            if type(below) is int:
-                ok = self.key[below] is not None and self.parent[below] == node
+            if below.by_key is None:
+                children = {below.only: self.key[below.only]}
+                ok = below.only >= 0
             else:
-                assert isinstance(below, _Branch)
-                keys = sorted(below.by_key)
-                ok = len(keys) > 1 and keys == list(below.order)
-                ok = ok and all(self.key[b] == k and self.parent[b] == node for k, b in below.by_key.items())
+                assert below.order is not None
+                children = {block: key for key, block in below.by_key.items()}
+                ok = len(children) == len(below.by_key) > 1 and sorted(below.by_key) == list(below.order)
+            ok = ok and below.node == node
+            ok = ok and all(k is not None and self.key[b] == k for b, k in children.items())
+            ok = ok and all(self._above[block] is below for block in children)
             if not ok:
                 raise InvariantViolated(4, f"the children of node {node} are out of order")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -76,21 +77,102 @@ class Copy(NamedTuple):
     num_slots: int
 
 
-class Actions(NamedTuple):
-    """What the executor does before the next forward pass. No `dst` here is another copy's `src`."""
+class Tier(enum.IntEnum):
+    """Where a block's bytes lie."""
 
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
+class Place(NamedTuple):
+    """A slot of a tier: on the device, a physical block id."""
+
+    tier: Tier
+    slot: int
+
+
+class Move(NamedTuple):
+    """Bring the bytes of a block from one place to another. What `src` held may be overwritten after.
+
+    record: which KV it is, where the destination outlives the process and the block can be found.
+    """
+
+    src: Place
+    dst: Place
+    record: Record | None = None
+
+
+class Drop(NamedTuple):
+    """The store of a lower tier may forget a slot."""
+
+    place: Place
+
+
+class Actions(NamedTuple):
+    """What the executor does before the next forward pass: transfers in this order, then copies.
+
+    No copy's `dst` is another copy's `src`.
+    """
+
+    transfers: tuple[Move | Drop, ...]
     copies: tuple[Copy, ...]
 
 
+class Record(NamedTuple):
+    """Which KV a block holds, exactly: `tokens` (int32 bytes) after the block `parent`, under `scope`.
+
+    uid: 16 bytes, unique to this block for ever. parent: the uid of the block before it, b"" at the
+    start of a prompt. A block is found again after a restart only if all its ancestors are.
+    """
+
+    uid: bytes
+    parent: bytes
+    scope: Scope
+    tokens: bytes
+
+
+class Event(NamedTuple):
+    """A change of what can be found, for routers outside: "stored" in a tier, or "removed" from it.
+
+    block and parent are `Record` uids, parent b"" at the start of a prompt; tokens are empty in
+    "removed". "cleared" says that nothing can be found any more.
+    """
+
+    kind: str
+    tier: Tier = Tier.DEVICE
+    block: bytes = b""
+    parent: bytes = b""
+    scope: Scope = DEFAULT_SCOPE
+    tokens: bytes = b""
+
+
+class TierStats(NamedTuple):
+    """Slots of a lower tier by state: free + held + cached = slots. held: by suspended sequences."""
+
+    slots: int
+    free: int
+    held: int
+    cached: int
+
+
 class PoolStats(NamedTuple):
-    """Blocks by state (free + held + cached = num_blocks), open sequences, and counts since the start."""
+    """Device blocks by state (free + held + cached = num_blocks), open sequences, lower tiers, and
+    counts since the start: tokens asked of open() and found, evictions from the device, those of them
+    that went to a lower tier, blocks brought back from one, copies, merges."""
 
     num_blocks: int
     free: int
     held: int
     cached: int
     sequences: int
+    host: TierStats
+    disk: TierStats
+    queried_tokens: int
+    hit_tokens: int
     evictions: int
+    demotions: int
+    promotions: int
     copies: int
     merges: int
 

@@ -16,9 +16,15 @@ tokens = st.lists(st.integers(0, 2), max_size=20)
 class PoolMachine(RuleBasedStateMachine):
     """Hypothesis picks the operations, so that a failure comes back shrunk to its core."""
 
-    @initialize(blocks=st.integers(1, 10), size=st.sampled_from((1, 2, 3, 4, 7)), caching=st.booleans())
-    def start(self, blocks: int, size: int, caching: bool) -> None:
-        self.driver = Driver(blocks, size, caching or size == 3)
+    @initialize(
+        blocks=st.integers(1, 10),
+        size=st.sampled_from((1, 2, 3, 4, 7)),
+        caching=st.sampled_from((True, True, False)),
+        host=st.sampled_from((0, 0, 2, 8)),
+        disk=st.sampled_from((0, 3)),
+    )
+    def start(self, blocks: int, size: int, caching: bool, host: int, disk: int) -> None:
+        self.driver = Driver(blocks, size, caching, host, disk)
 
     @rule(tokens=tokens, scope=st.sampled_from(SCOPES))
     def open(self, tokens: list[int], scope: Scope) -> None:
@@ -36,10 +42,18 @@ class PoolMachine(RuleBasedStateMachine):
     def forward(self) -> None:
         self.driver.forward()
 
-    @precondition(lambda self: any(not p.pending for p in self.driver.pairs))
+    @precondition(lambda self: any(not p.pending and p.real.on_device for p in self.driver.pairs))
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        self.driver.fork(data.draw(st.sampled_from([p for p in self.driver.pairs if not p.pending])))
+        here = [p for p in self.driver.pairs if not p.pending and p.real.on_device]
+        self.driver.fork(data.draw(st.sampled_from(here)))
+
+    @precondition(lambda self: any(not p.pending for p in self.driver.pairs))
+    @rule(data=st.data(), back=st.booleans())
+    def swap(self, data: st.DataObject, back: bool) -> None:
+        pair = data.draw(st.sampled_from([p for p in self.driver.pairs if not p.pending]))
+        self.driver.drain()
+        (self.driver.resume if back else self.driver.suspend)(pair)
 
     @precondition(lambda self: self.driver.pairs)
     @rule(data=st.data())
@@ -71,7 +85,9 @@ def play(operations: int, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(operations // 500):
         size = rng.choice((1, 2, 3, 4, 5, 8))
-        driver = Driver(rng.randint(1, 14), size, prefix_caching=rng.random() < 0.85)
+        host, disk = rng.choice((0, 0, 1, 4, 20)), rng.choice((0, 0, 3, 12))
+        driver = Driver(rng.randint(1, 14), size, rng.random() < 0.85, host, disk)
+        driver.windows = rng.random() < 0.2
         alphabet, longest = rng.choice((1, 2, 3)), rng.choice((4, 12, 30))
         for _ in range(500):
             driver.random_step(rng, alphabet, longest)

@@ -15,7 +15,7 @@ def pool_with_tables(*tables: list[int], num_blocks: int = 64) -> tuple[Pool, li
     pool = Pool(num_blocks, 16)
     wanted = [block for table in tables for block in table]
     rest = [block for block in range(num_blocks - 1, -1, -1) if block not in wanted]
-    pool._free = rest + wanted[::-1]
+    pool._blocks.free[0][:] = rest + wanted[::-1]
     lengths = {1: 12, 2: 25, 3: 47}
     seqs = [prefill(pool, distinct(i + 1, lengths[len(table)])) for i, table in enumerate(tables)]
     assert [seq.table.tolist() for seq in seqs] == list(tables)
@@ -80,8 +80,8 @@ def test_line_6_three_tables_leave_58_free() -> None:
 def test_line_7_growth_moves_nothing() -> None:
     """The 47-token request stores 10 more: a fourth block, P11, and what was stored stays put."""
     pool, (_, seq, _) = pool_with_tables([3, 7], [0, 5, 9], [4])
-    pool._free.remove(11)
-    pool._free.append(11)
+    pool._blocks.free[0].remove(11)
+    pool._blocks.free[0].append(11)
     slots = compute(pool, seq, distinct(7, 10))
     assert seq.length == 57
     assert seq.table.tolist() == [0, 5, 9, 11]
@@ -115,7 +115,7 @@ def test_line_9_two_continuations_share() -> None:
     b = pool.open([*prompt, 7])
     assert b.num_cached == 48
     assert pool.stats().held == before
-    assert [pool._refs[block] for block in a.table] == [2, 2, 2]
+    assert [pool._blocks.refs[block] for block in a.table] == [2, 2, 2]
 
 
 def test_line_10_a_full_shared_block_is_never_copied() -> None:
@@ -141,13 +141,13 @@ def test_line_11_a_partly_filled_shared_block_is(how: str) -> None:
     assert a.table.tolist() == [0, 1]
     b = a.fork() if how == "fork" else pool.open([*prompt, 5])
     assert b.table.tolist() == [0, 1]
-    assert [pool._refs[0], pool._refs[1]] == [2, 2]
+    assert [pool._blocks.refs[0], pool._blocks.refs[1]] == [2, 2]
     assert b.reserve(1)
     slots = b.extend(1).tolist()
     assert b.table.tolist() == [0, 2]
     assert slots == [2 * 16 + 8]
     assert pool.drain().copies == (Copy(src=1, dst=2, num_slots=8),)
-    assert [pool._refs[0], pool._refs[1], pool._refs[2]] == [2, 1, 1]
+    assert [pool._blocks.refs[0], pool._blocks.refs[1], pool._blocks.refs[2]] == [2, 1, 1]
     assert a.table.tolist() == [0, 1]
     b.commit([5])
     pool.check()
