@@ -431,7 +431,7 @@ class OraclePool:
         self.transfers = []
         while self.copies:
             self.settle(self.copies.pop(0).src)
-        return Actions(transfers, copies)
+        return Actions(copies, transfers)
 
     def states(self) -> list[tuple[int, int, int]]:
         """Free, held and cached per tier."""

@@ -140,7 +140,7 @@ class Pool:
         """Hand over what to carry out before the next forward pass, and unpin what waited for it."""
         transfers = tuple(self._blocks.transfers)
         self._blocks.transfers.clear()
-        return Actions(transfers, self._blocks.take_copies())
+        return Actions(self._blocks.take_copies(), transfers)
 
     def lost(self, block: int) -> list[Sequence]:
         """A transfer into device block `block` failed: nothing is served from it or what follows it.

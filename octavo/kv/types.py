@@ -110,13 +110,13 @@ class Drop(NamedTuple):
 
 
 class Actions(NamedTuple):
-    """What the executor does before the next forward pass: transfers in this order, then copies.
+    """What the executor does before the next forward pass: the transfers, in order, then the copies.
 
     No copy's `dst` is another copy's `src`.
     """
 
-    transfers: tuple[Move | Drop, ...]
     copies: tuple[Copy, ...]
+    transfers: tuple[Move | Drop, ...] = ()
 
 
 class Record(NamedTuple):
@@ -157,24 +157,27 @@ class TierStats(NamedTuple):
 
 
 class PoolStats(NamedTuple):
-    """Device blocks by state (free + held + cached = num_blocks), open sequences, lower tiers, and
-    counts since the start: tokens asked of open() and found, evictions from the device, those of them
-    that went to a lower tier, blocks brought back from one, copies, merges."""
+    """Device blocks by state (free + held + cached = num_blocks), open sequences, lower tiers, and counts
+    since the start.
+
+    evictions: blocks that left the device. demotions: moves to a lower tier. promotions: blocks brought
+    back. queried and hit tokens: asked of open(), and found.
+    """
 
     num_blocks: int
     free: int
     held: int
     cached: int
     sequences: int
-    host: TierStats
-    disk: TierStats
-    queried_tokens: int
-    hit_tokens: int
-    evictions: int
-    demotions: int
-    promotions: int
-    copies: int
-    merges: int
+    evictions: int = 0
+    copies: int = 0
+    merges: int = 0
+    host: TierStats = TierStats(0, 0, 0, 0)
+    disk: TierStats = TierStats(0, 0, 0, 0)
+    demotions: int = 0
+    promotions: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
 
 
 def token_bytes(tokens: Tokens) -> bytes:
