@@ -117,6 +117,23 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="longest prompt and answer together (default: what the model was trained for)",
     )
     group.add_argument(
+        "--host-cache",
+        metavar="SIZE",
+        help="memory beside the KV cache where blocks go that it has no room for, such as 4GiB; a prompt "
+        "that needs them gets them back instead of computing them again (default: none)",
+    )
+    group.add_argument(
+        "--disk-cache",
+        metavar="PATH",
+        help="a file or directory where such blocks go next; they are still there after a restart "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--disk-cache-size",
+        metavar="SIZE",
+        help="most that --disk-cache may take on disk (default: 4GiB)",
+    )
+    group.add_argument(
         "--no-prefix-caching",
         dest="prefix_caching",
         action="store_false",
@@ -190,6 +207,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_batched_tokens=args.max_batched_tokens,
         max_model_len=args.max_model_len,
         prefix_caching=args.prefix_caching,
+        host_cache=args.host_cache,
+        disk_cache=args.disk_cache,
+        disk_cache_size=args.disk_cache_size,
     )
 
 

@@ -12,6 +12,7 @@ from octavo.kv.errors import InvalidArgument
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_KV_MEMORY = "2GiB"
+DEFAULT_DISK_CACHE = "4GiB"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class EngineConfig:
     many blocks; not both; by default 2GiB. max_num_seqs: sequences that run at once.
     max_batched_tokens: tokens that one step computes. max_model_len: tokens of prompt and output
     together; by default the model's own context, or what the cache holds if that is less.
-    prefix_caching: reuse computed blocks. checked: validate every block id and length each step.
+    prefix_caching: reuse computed blocks. host_cache: bytes of host memory where evicted blocks go.
+    disk_cache: a file or directory where they go next, kept across restarts, of at most
+    disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
     """
 
     model: str = "smollm2"
@@ -35,6 +38,9 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_model_len: int | None = None
     prefix_caching: bool = True
+    host_cache: str | int | None = None
+    disk_cache: str | None = None
+    disk_cache_size: str | int | None = None
     checked: bool = False
 
     def __post_init__(self) -> None:
@@ -49,6 +55,12 @@ class EngineConfig:
                 raise ConfigError("give num_blocks or kv_memory, not both", param="num_blocks")
         if self.max_model_len is not None:
             self._integer("max_model_len", 1, 2**31 - 1)
+        if self.disk_cache_size is not None and self.disk_cache is None:
+            raise ConfigError("disk_cache_size without disk_cache: say where it is", param="disk_cache_size")
+        for name in ("host_cache", "disk_cache"):
+            if getattr(self, name) is not None and not self.prefix_caching:
+                message = f"{name} keeps blocks for reuse, but prefix_caching is off: give up one of them"
+                raise ConfigError(message, param=name)
 
     def _integer(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
@@ -67,6 +79,8 @@ class Budget:
     bytes_per_block: int
     max_model_len: int
     context_note: str
+    host_blocks: int
+    disk_blocks: int
 
     @staticmethod
     def plan(
@@ -86,11 +100,17 @@ class Budget:
         except InvalidArgument as error:
             raise ConfigError(str(error), param="kv_memory") from None
         per_block = shape.bytes_per_block(config.block_size)
-        if available is not None and blocks * per_block > available:
+        host = _tier_blocks("host_cache", config.host_cache, shape, config.block_size)
+        disk_size = config.disk_cache_size if config.disk_cache_size is not None else DEFAULT_DISK_CACHE
+        disk = _tier_blocks(
+            "disk_cache_size", disk_size if config.disk_cache is not None else None, shape, config.block_size
+        )
+        if available is not None and (blocks + host) * per_block > available:
             option = "num_blocks" if config.num_blocks is not None else "kv_memory"
             raise ConfigError(
-                f"the KV cache would take {blocks * per_block:,} bytes ({blocks:,} blocks), but only "
-                f"{available:,} are available on this machine: lower {option}",
+                f"the KV cache would take {(blocks + host) * per_block:,} bytes ({blocks:,} blocks "
+                f"and {host:,} of host_cache), but only {available:,} are available on this machine: "
+                f"lower {option}",
                 param=option,
             )
         slots = blocks * config.block_size
@@ -110,4 +130,14 @@ class Budget:
         note = ""
         if wanted is None and slots < model_context:
             note = f"lowered from the model's {model_context} to what the KV cache holds; raise kv_memory"
-        return Budget(blocks, per_block, context, note)
+        return Budget(blocks, per_block, context, note, host, disk)
+
+
+def _tier_blocks(option: str, size: str | int | None, shape: KVShape, block_size: int) -> int:
+    """Blocks that a lower tier of `size` bytes holds; none where there is no such tier."""
+    if size is None:
+        return 0
+    try:
+        return blocks_in(parse_bytes(size, option), shape, block_size, option)
+    except InvalidArgument as error:
+        raise ConfigError(str(error), param=option) from None

@@ -25,6 +25,7 @@ from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import Runner
 from octavo.engine.sampler import Draw, sample
+from octavo.engine.tiers.setup import open_tiers
 from octavo.errors import InvalidRequest
 from octavo.kv import KVShape, Pool, PoolStats, Scope
 from octavo.models import LoadedModel, Tokenizer, load_model
@@ -64,7 +65,13 @@ class Engine:
         context = model.config.position_limit or model.config.max_position_embeddings
         self.budget = Budget.plan(config, shape, context, available_memory())
         self.backend = backend if backend is not None else make_backend()
-        self.pool = Pool(self.budget.num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self.pool = Pool(
+            self.budget.num_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            host_blocks=self.budget.host_blocks,
+            disk_blocks=self.budget.disk_blocks,
+        )
         self.scheduler = Scheduler(
             self.pool,
             SchedulerConfig(config.max_num_seqs, config.max_batched_tokens, self.budget.max_model_len),
@@ -72,9 +79,10 @@ class Engine:
         self.runner = Runner(
             model, self.backend, self.budget.num_blocks, config.block_size, checked=config.checked
         )
+        self.mover = open_tiers(config, model, self.runner.caches, self.pool)
         self._live: dict[int, _Live] = {}
         self._by_request: dict[Request, _Live] = {}
-        self._scope = Scope(model=str(model.path))
+        self._scope = Scope(model=model.path.name)
         self._next_id = 0
 
     @classmethod
@@ -177,6 +185,7 @@ class Engine:
     def step(self) -> list[RequestDelta]:
         """Plan, compute and sample once; returns what each request in the step gained."""
         plan = self.scheduler.plan()
+        plan = self._carry_out(plan)
         deltas = [self._stuck(branch) for branch in plan.stuck]
         if not plan.entries:
             return deltas
@@ -190,6 +199,15 @@ class Engine:
             live = self._by_request[branch.request]
             grown.setdefault(live, []).append(self._grow(live, branch))
         return deltas + [self._delta(live, changes) for live, changes in grown.items()]
+
+    def close(self) -> None:
+        """Put what is cached on disk, where there is a disk tier, and close the tiers. The engine must
+        be idle; it is of no use after."""
+        if self.mover is not None:
+            self.pool.persist()
+            self.mover.apply(self.pool.drain().transfers)
+            self.mover.close()
+            self.mover = None
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows for the start-up table: what runs, what memory it takes, what is on and off and why."""
@@ -212,11 +230,31 @@ class Engine:
             ("attention", f"{self.backend.name}, {torch.get_num_threads()} threads"),
             ("batch", f"{config.max_num_seqs} sequences, {config.max_batched_tokens:,} tokens a step"),
             ("prefix caching", "on" if config.prefix_caching else "off (--no-prefix-caching)"),
+            ("host cache", self._tier_row(budget.host_blocks, "--host-cache SIZE keeps evicted blocks")),
+            (
+                "disk cache",
+                self._tier_row(budget.disk_blocks, "--disk-cache PATH keeps them across restarts"),
+            ),
             ("preemption", "recompute"),
             ("checked mode", "on" if config.checked else "off (a debugging aid; costs time each step)"),
         ]
 
+    def _tier_row(self, blocks: int, how: str) -> str:
+        if not blocks:
+            return f"off ({how})"
+        size = f"{blocks:,} blocks, {blocks * self.budget.bytes_per_block:,} bytes"
+        found = self.pool.stats().disk.cached if blocks == self.budget.disk_blocks else 0
+        return f"{size}; {found:,} blocks found from before" if found else size
+
     # -- a step --------------------------------------------------------------------------------
+
+    def _carry_out(self, plan: Plan) -> Plan:
+        """Do the plan's transfers; what could not be moved is computed again instead."""
+        if self.mover is None or not plan.actions.transfers:
+            return plan
+        for place in self.mover.apply(plan.actions.transfers):
+            plan = self.scheduler.retract(plan, self.pool.lost(place))
+        return plan
 
     def _sample(self, plan: Plan, logits: torch.Tensor) -> list[list[int]]:
         """Token ids per entry, `num_samples` each."""

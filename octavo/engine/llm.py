@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tqdm import tqdm
 
@@ -23,7 +23,7 @@ class LLM:
 
     model: smollm2, a Hugging Face directory, a .gguf file or a hub name. The options are those of
     EngineConfig: dtype, block_size, num_blocks or kv_memory, max_num_seqs, max_batched_tokens,
-    max_model_len, prefix_caching. Raises ModelError and ConfigError.
+    max_model_len, prefix_caching, host_cache, disk_cache. Raises ModelError and ConfigError.
     """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
@@ -77,6 +77,16 @@ class LLM:
         each = cast("Sequence[Sequence[Mapping[str, str]]]", [conversations] if one else conversations)
         prompts = [self.engine.tokenizer.encode_chat([dict(message) for message in c]) for c in each]
         return self.generate(prompts, params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Put what is cached on disk, where there is a disk tier, and release it. `with LLM(...)` does so."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -30,7 +30,7 @@ class Runner:
         self._decoder = model.decoder
         self._backend = backend
         self._checked = checked
-        self._caches = [
+        self.caches = [
             LayerCache.allocate(
                 num_blocks, block_size, config.num_kv_heads, config.head_dim, model.decoder.dtype
             )
@@ -39,13 +39,14 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, plan: Plan, tables: np.ndarray) -> Tensor:
-        """Run the plan; logits `[S, V]` float32, a row per entry that samples, in the plan's order.
+        """Run the plan, whose transfers have been carried out.
 
+        Returns logits `[S, V]` float32, a row per entry that samples, in the plan's order.
         tables: the pool's table array. Raises whatever the model or the kernels raise; the plan's
         sequences are then undefined and must be given up.
         """
         if plan.actions.copies:
-            for cache in self._caches:
+            for cache in self.caches:
                 self._backend.copy_blocks(cache, plan.actions.copies)
         entries = plan.entries
         counts = np.array([len(entry.tokens) for entry in entries])
@@ -55,7 +56,7 @@ class Runner:
         token_ids = np.concatenate([np.asarray(entry.tokens, np.int64) for entry in entries])
         positions = np.arange(len(token_ids)) + np.repeat(starts - query_start[:-1], counts)
         kv_len = (starts + counts).astype(np.int32)
-        cache = self._caches[0]
+        cache = self.caches[0]
         columns = -(-int(kv_len.max()) // cache.block_size)
         rows = [entry.branch.kv.row for entry in entries if entry.branch.kv is not None]
         batch = AttentionBatch(
@@ -67,7 +68,7 @@ class Runner:
         if self._checked:
             check_batch(batch, cache.num_blocks, cache.block_size, len(token_ids))
         hidden = self._decoder.forward(
-            torch.from_numpy(token_ids), torch.from_numpy(positions), self._caches, batch, self._backend
+            torch.from_numpy(token_ids), torch.from_numpy(positions), self.caches, batch, self._backend
         )
         last = [
             int(end) - 1 for entry, end in zip(entries, query_start[1:], strict=True) if entry.num_samples

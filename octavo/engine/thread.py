@@ -177,3 +177,7 @@ class EngineThread:
             with suppress(Exception):
                 self.engine.abort(request_id)
         self._streams.clear()
+        try:
+            self.engine.close()
+        except Exception:
+            log.exception("what is cached could not be kept")

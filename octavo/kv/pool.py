@@ -25,6 +25,7 @@ from octavo.kv.types import (
     Event,
     Fit,
     Hit,
+    Place,
     PoolStats,
     Record,
     Scope,
@@ -142,14 +143,20 @@ class Pool:
         self._blocks.transfers.clear()
         return Actions(self._blocks.take_copies(), transfers)
 
-    def lost(self, block: int) -> list[Sequence]:
-        """A transfer into device block `block` failed: nothing is served from it or what follows it.
+    def lost(self, place: Place) -> list[Sequence]:
+        """A transfer to `place` failed: nothing is served from it or from what follows it.
 
         Returns the open sequences that hold it, which the caller must close and compute again.
+        O(open sequences + what followed it).
         """
+        block = self._blocks.bases[place.tier] + place.slot
         if self._tree.key[block] is not None:
             self._blocks.drop(block)
-        return [seq for seq in self._open.values() if block in seq.table]
+        return [
+            seq
+            for seq in self._open.values()
+            if block in seq.table or any(entry.block == block for entry in seq._parked)
+        ]
 
     def clear(self) -> None:
         """Forget everything that can be found (new weights, say). Open sequences keep what they hold."""

@@ -43,8 +43,8 @@ class KVShape:
         return self.bytes_per_token * block_size
 
 
-def blocks_in(memory: int, shape: KVShape, block_size: int) -> int:
-    """Whole blocks that fit in `memory` bytes.
+def blocks_in(memory: int, shape: KVShape, block_size: int, option: str = "kv_memory") -> int:
+    """Whole blocks that fit in `memory` bytes, the value of `option`.
 
     Raises InvalidArgument, with need, have and option, when not even one does.
     """
@@ -53,7 +53,7 @@ def blocks_in(memory: int, shape: KVShape, block_size: int) -> int:
     if blocks < 1:
         raise InvalidArgument(
             f"one block of {block_size} tokens needs {per_block:,} bytes of KV cache, "
-            f"but the budget is {memory:,}: raise kv_memory or lower block_size"
+            f"but the budget is {memory:,}: raise {option} or lower block_size"
         )
     return blocks
 

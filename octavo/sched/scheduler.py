@@ -22,7 +22,7 @@ from bisect import insort
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from octavo.kv import NoRoom, Pool
+from octavo.kv import NoRoom, Pool, Sequence
 from octavo.sched.config import SchedulerConfig
 from octavo.sched.errors import NeverFits
 from octavo.sched.plan import Plan, PlanEntry
@@ -162,6 +162,14 @@ class Scheduler:
         for branch in request.branches:
             if branch.state is not State.FINISHED:
                 self.finish(branch)
+
+    def retract(self, plan: Plan, lost: Seq[Sequence]) -> Plan:
+        """The KV of some sequences turned out to be gone before the plan ran: their branches wait and
+        compute it again; returns the plan without them."""
+        for branch in [branch for branch in self.running if branch.kv in lost]:
+            self._preempt(branch)
+        kept = tuple(entry for entry in plan.entries if entry.branch.kv is not None)
+        return plan._replace(entries=kept)
 
     def fail(self, plan: Plan) -> list[Request]:
         """The plan's forward pass raised: give up the requests in it, nothing of it published."""

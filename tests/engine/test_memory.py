@@ -75,7 +75,9 @@ def test_a_system_that_says_nothing_is_not_guessed(tmp_path: Path) -> None:
 def test_a_cache_larger_than_memory_is_refused() -> None:
     """Need, have and the option are named."""
     shape = KVShape(30, 3, 64, 4)
-    with pytest.raises(ConfigError, match=r"73,728,000,000 bytes \(100,000 blocks\).*1,000.*num_blocks"):
+    with pytest.raises(
+        ConfigError, match=r"73,728,000,000 bytes \(100,000 blocks and 0 of host_cache\).*1,000.*num_blocks"
+    ):
         Budget.plan(EngineConfig(num_blocks=100_000), shape, 8192, available=1000)
     with pytest.raises(ConfigError, match="lower kv_memory"):
         Budget.plan(EngineConfig(kv_memory="1TiB"), shape, 8192, available=GIB)

@@ -162,7 +162,7 @@ def test_a_lost_block_is_never_served() -> None:
     seq = pool.open([*tokens[:13], 9])
     assert seq.reserve(1)
     bad = [t.dst.slot for t in pool.drain().transfers if isinstance(t, Move)][-2]
-    assert pool.lost(bad) == [seq]
+    assert pool.lost(Place(Tier.DEVICE, bad)) == [seq]
     index = seq.table.tolist().index(bad)
     pool.check()
     seq.close()
