@@ -13,6 +13,7 @@ from octavo.kv.errors import (
     SequenceClosed,
 )
 from octavo.kv.eviction import LFU, LRU, EvictionPolicy, Expiring, Priority
+from octavo.kv.groups import Group, GroupedPool, GroupedSequence
 from octavo.kv.pool import Pool
 from octavo.kv.sequence import Sequence
 from octavo.kv.sizing import KVShape, blocks_in, parse_bytes
@@ -50,6 +51,9 @@ __all__ = [
     "Expiring",
     "Fit",
     "Granted",
+    "Group",
+    "GroupedPool",
+    "GroupedSequence",
     "Hit",
     "InvalidArgument",
     "InvariantViolated",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo.kv.publish import publish_full
 from octavo.kv.types import Granted, NoRoom, Tier
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def bring_back(seq: Sequence, back: BringBack) -> None:
         for index, entry in enumerate(entries, first):
             if entry.block < 0 or len(entry.key) < pool._key_bytes:
                 break
-            parent = seq._publish_full(index, parent, entry.key)
+            parent = publish_full(seq, index, parent, entry.key)
 
 
 def suspend(seq: Sequence) -> Granted | NoRoom:

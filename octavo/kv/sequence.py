@@ -19,17 +19,28 @@ lies, and brought back by the next reserve() or resume().
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.kv import parked
+from octavo.kv import parked, publish
 from octavo.kv.errors import InvalidArgument, NotReserved, ProtocolError, SequenceClosed
 from octavo.kv.types import TOKEN_BYTES, Granted, NoRoom, Tokens, token_bytes
 
 if TYPE_CHECKING:
     from octavo.kv.pool import Pool
+
+
+class _Need(NamedTuple):
+    """New blocks for the table, whether a spare is needed for a copy, whether cutting the tail back
+    avoids that copy, what to bring back, and how many blocks are missing (0 or less: none)."""
+
+    grow: int
+    copies: bool
+    cut_back: bool
+    back: parked.BringBack | None
+    short: int
 
 
 class Sequence:
@@ -91,32 +102,30 @@ class Sequence:
         sequence holds is cut back and written in place rather than copied. O(new blocks). Raises
         InvalidArgument unless n >= 1.
         """
-        self._check_open()
-        if n < 1:
-            raise InvalidArgument(f"reserve needs n >= 1, got {n}")
-        blocks, pool = self._pool._blocks, self._pool
-        grow = max(0, pool.blocks_for(self.length + n) - self._num_blocks - len(self._parked))
-        tail = self._shared_tail()
-        copies = tail >= 0 and self._spare < 0
-        back = parked.plan(self) if self._parked else None
-        taken = back.cost if back else 0  # of what is available, by blocks to bring back or revive
-        short = grow + copies + taken - blocks.available
-        if short > 0:
-            if not copies or blocks.refs[tail] > 1:
-                return NoRoom(short)
-            if short > 1:
-                return NoRoom(short - 1)
-            key = pool._tree.key[tail]
+        need = self._need(n)
+        if need.short > 0:
+            return NoRoom(need.short)
+        blocks, copies = self._pool._blocks, need.copies
+        if need.cut_back:
+            tail = self._tail_block()
+            key = self._pool._tree.key[tail]
             assert key is not None  # one holder and still not writable: it is published past `length`
-            blocks.cut_back(tail, key[: (self.length % pool.block_size) * TOKEN_BYTES])
+            blocks.cut_back(tail, key[: (self.length % self._pool.block_size) * TOKEN_BYTES])
             copies = False
-        if back:
-            parked.bring_back(self, back)
-        if copies or grow:
-            self._take(grow, copies)
-        if self.length % pool.block_size and self._shared_tail() < 0:
+        if need.back:
+            parked.bring_back(self, need.back)
+        if copies or need.grow:
+            self._take(need.grow, copies)
+        if self.length % self._pool.block_size and self._shared_tail() < 0:
             self._claim = self._tail_block()
-        return Granted(grow + copies + (back.new if back else 0))
+        return Granted(need.grow + copies + (need.back.new if need.back else 0))
+
+    def shortage(self, n: int) -> int:
+        """Blocks that reserve(n) would be short by now, 0 if it would be granted. Pure. O(parked blocks).
+
+        Raises as reserve() does.
+        """
+        return max(0, self._need(n).short)
 
     def extend(self, n: int) -> npt.NDArray[np.int64]:
         """Slots `[n]` for the next `n` tokens: block * block_size + offset, in order.
@@ -168,12 +177,7 @@ class Sequence:
         self._tail = data[full * pool._key_bytes :]
         if self._private:
             return
-        parent = int(pool._tables[self.row, first - 1]) if first else self._root
-        for i in range(full):
-            key = data[i * pool._key_bytes : (i + 1) * pool._key_bytes]
-            parent = self._publish_full(first + i, parent, key)
-        if self._tail:
-            self._publish_tail(int(pool._tables[self.row, first + full]), parent)
+        publish.publish(self, first, data)
 
     def fork(self) -> Sequence:
         """Another sequence with the same tokens so far, sharing every block. O(blocks).
@@ -306,6 +310,20 @@ class Sequence:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _need(self, n: int) -> _Need:
+        """What reserve(n) would take."""
+        self._check_open()
+        if n < 1:
+            raise InvalidArgument(f"reserve needs n >= 1, got {n}")
+        pool, blocks = self._pool, self._pool._blocks
+        grow = max(0, pool.blocks_for(self.length + n) - self._num_blocks - len(self._parked))
+        tail = self._shared_tail()
+        copies = tail >= 0 and self._spare < 0
+        back = parked.plan(self) if self._parked else None
+        short = grow + copies + (back.cost if back else 0) - blocks.available
+        cut_back = short > 0 and copies and blocks.refs[tail] == 1
+        return _Need(grow, copies, cut_back, back, short - cut_back)
+
     def _check_open(self) -> None:
         if self._closed:
             raise SequenceClosed("this sequence was closed")
@@ -385,34 +403,6 @@ class Sequence:
         dst, self._spare = self._spare, -1
         pool._tables[self.row, self.length // size] = dst
         pool._blocks.queue_copy(src, dst, self.length % size)
-
-    def _publish_full(self, index: int, parent: int, key: bytes) -> int:
-        """Publish the full block at `index`, or merge it into an equal one; returns who is there now.
-
-        After a parent that is not published (an ancestor was dropped) it stays private. An equal block
-        in a lower tier gives way: what was just computed is nearer.
-        """
-        pool, tree = self._pool, self._pool._tree
-        block = int(pool._tables[self.row, index])
-        if parent >= 0 and tree.key[parent] is None:
-            return block
-        equal = tree.find(parent, key)
-        if equal < 0:
-            pool._blocks.publish(block, parent, key)
-        elif equal < pool._blocks.num_device:
-            if equal != block:
-                pool._tables[self.row, index] = equal
-                pool._blocks.merge(block, equal, self._priority)
-                return equal
-        else:
-            pool._blocks.supersede(equal, block)
-        return block
-
-    def _publish_tail(self, block: int, parent: int) -> None:
-        """Publish a partly filled tail, unless a sibling already begins with the same tokens."""
-        tree = self._pool._tree
-        if (parent < 0 or tree.key[parent] is not None) and not tree.covers(parent, self._tail):
-            self._pool._blocks.publish(block, parent, self._tail)
 
     def _drop(self, keep: int) -> None:
         """Give back the spare and all blocks but the first `keep`, from the tail, so that the tail of

@@ -1,0 +1,51 @@
+"""Making a sequence's computed blocks findable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.kv.sequence import Sequence
+
+
+def publish(seq: Sequence, first: int, data: bytes) -> None:
+    """Publish the blocks from index `first` on, which hold the tokens of `data`, the last perhaps in part.
+
+    Costs O(tokens). Full blocks may be replaced in the table by equal ones.
+    """
+    width, row = seq._pool._key_bytes, seq.row
+    parent = int(seq._pool._tables[row, first - 1]) if first else seq._root
+    full = len(data) // width
+    for i in range(full):
+        parent = publish_full(seq, first + i, parent, data[i * width : (i + 1) * width])
+    if len(data) > full * width:
+        _publish_tail(seq, int(seq._pool._tables[row, first + full]), parent, data[full * width :])
+
+
+def publish_full(seq: Sequence, index: int, parent: int, key: bytes) -> int:
+    """Publish the full block at `index`, or merge it into an equal one; returns who is there now.
+
+    After a parent that is not published (an ancestor was dropped) it stays private. An equal block in
+    a lower tier gives way: what was just computed is nearer.
+    """
+    pool, tree = seq._pool, seq._pool._tree
+    block = int(pool._tables[seq.row, index])
+    if parent >= 0 and tree.key[parent] is None:
+        return block
+    equal = tree.find(parent, key)
+    if equal < 0:
+        pool._blocks.publish(block, parent, key)
+    elif equal >= pool._blocks.num_device:
+        pool._blocks.supersede(equal, block)
+    elif equal != block:
+        pool._tables[seq.row, index] = equal
+        pool._blocks.merge(block, equal, seq._priority)
+        return equal
+    return block
+
+
+def _publish_tail(seq: Sequence, block: int, parent: int, key: bytes) -> None:
+    """Publish a partly filled tail, unless a sibling already begins with the same tokens."""
+    tree = seq._pool._tree
+    if (parent < 0 or tree.key[parent] is not None) and not tree.covers(parent, key):
+        seq._pool._blocks.publish(block, parent, key)
