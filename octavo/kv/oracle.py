@@ -126,7 +126,9 @@ class OracleSequence:
     def _publish(self, i: int, own: Path) -> None:
         pool, block, size = self.pool, self.blocks[i], self.pool.block_size
         before = tuple(self.tokens[: i * size])
-        if i and self.blocks[i - 1] not in pool.published:
+        if i and (
+            self.blocks[i - 1] not in pool.published or len(pool.published[self.blocks[i - 1]].own) < size
+        ):
             return
         siblings = pool.find(self.scope, before)
         if len(own) == size:
@@ -163,7 +165,8 @@ class OracleSequence:
 
     def truncate(self, length: int) -> None:
         self._check_open()
-        size, forgotten = self.pool.block_size, self.blocks.count(-1)
+        size = self.pool.block_size
+        forgotten = self.blocks.count(-1) + sum(block < 0 for block, _ in self.parked)
         if not ((forgotten + 1) * size if forgotten else 0) <= length <= self.length:
             raise InvalidArgument("length")
         if length < self.committed and length % size and length // size < self.committed // size:
@@ -291,11 +294,12 @@ class OracleSequence:
         """The tokens of a block, as far as they are known from what is published or committed last."""
         pool, size = self.pool, self.pool.block_size
         if i >= len(self.blocks):
-            return self.parked[i - len(self.blocks)][1]
+            key = self.parked[i - len(self.blocks)][1]
+            return key if key is not None and len(key) == size else None
         if i == self.committed // size:
             return None if self.private else tuple(self.tokens[i * size :])
         found = pool.published.get(self.blocks[i])
-        return found.own if found is not None else None
+        return found.own if found is not None and len(found.own) == size else None
 
     def _tail(self) -> int:
         i = self.length // self.pool.block_size

@@ -127,8 +127,7 @@ def _key(seq: Sequence, index: int) -> bytes:
     """The tokens that the sequence has in its block at `index`; b"" where they are not known."""
     if index == seq.committed // seq._pool.block_size:
         return b"" if seq._private else seq._tail
-    block = int(seq.table[index])
-    return (seq._pool._tree.key[block] or b"") if block >= 0 else b""
+    return (seq._key_at(index) or b"") if seq.table[index] >= 0 else b""
 
 
 def _park(seq: Sequence, block: int, key: bytes) -> int:

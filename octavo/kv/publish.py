@@ -15,6 +15,8 @@ def publish(seq: Sequence, first: int, data: bytes) -> None:
     """
     width, row = seq._pool._key_bytes, seq.row
     parent = int(seq._pool._tables[row, first - 1]) if first else seq._root
+    if parent == -1:  # forget() gave it back: nothing can be said to follow it
+        return
     full = len(data) // width
     for i in range(full):
         parent = publish_full(seq, first + i, parent, data[i * width : (i + 1) * width])
@@ -25,12 +27,12 @@ def publish(seq: Sequence, first: int, data: bytes) -> None:
 def publish_full(seq: Sequence, index: int, parent: int, key: bytes) -> int:
     """Publish the full block at `index`, or merge it into an equal one; returns who is there now.
 
-    After a parent that is not published (an ancestor was dropped) it stays private. An equal block in
-    a lower tier gives way: what was just computed is nearer.
+    After a parent that is not published in full (an ancestor was dropped, say) it stays private, and
+    so does what follows it. An equal block in a lower tier gives way: what was just computed is nearer.
     """
     pool, tree = seq._pool, seq._pool._tree
     block = int(pool._tables[seq.row, index])
-    if parent >= 0 and tree.key[parent] is None:
+    if parent >= 0 and tree.fill(parent) < pool.block_size:
         return block
     equal = tree.find(parent, key)
     if equal < 0:
@@ -47,5 +49,5 @@ def publish_full(seq: Sequence, index: int, parent: int, key: bytes) -> int:
 def _publish_tail(seq: Sequence, block: int, parent: int, key: bytes) -> None:
     """Publish a partly filled tail, unless a sibling already begins with the same tokens."""
     tree = seq._pool._tree
-    if (parent < 0 or tree.key[parent] is not None) and not tree.covers(parent, key):
+    if (parent < 0 or tree.fill(parent) == seq._pool.block_size) and not tree.covers(parent, key):
         seq._pool._blocks.publish(block, parent, key)

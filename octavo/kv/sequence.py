@@ -211,7 +211,8 @@ class Sequence:
         """
         self._check_open()
         pool, size = self._pool, self._pool.block_size
-        least = (self._forgotten + 1) * size if self._forgotten else 0
+        gone = self._forgotten + sum(entry.block < 0 for entry in self._parked)
+        least = (gone + 1) * size if gone else 0  # what forget() gave back is not there to go back to
         if not least <= length <= self.length:
             raise InvalidArgument(f"truncate({length}) outside {least}..{self.length}")
         if length < self.committed:
@@ -371,10 +372,12 @@ class Sequence:
         return int(self._pool._tables[self.row, index])
 
     def _key_at(self, index: int) -> bytes | None:
-        """The tokens of a committed full block, where known."""
+        """The tokens of a committed full block, where known: published in full, or parked as such."""
         if index >= self._num_blocks:
-            return self._parked[index - self._num_blocks].key
-        return self._pool._tree.key[int(self.table[index])]
+            key: bytes | None = self._parked[index - self._num_blocks].key
+        else:
+            key = self._pool._tree.key[int(self.table[index])]
+        return key if key is not None and len(key) == self._pool._key_bytes else None
 
     def _shared_tail(self) -> int:
         """The block that the next write must copy first, or -1 if it may write in place."""

@@ -1,6 +1,6 @@
 """The prefix tree: which published block holds which tokens after which prefix.
 
-    scope root (-1)                      a node is the id of a block in some tier, a root a negative id
+    scope root (-2)                      a node is the id of a block in some tier, a root a negative id
       +-- block 7  [t0 .. t15]           an edge is the block's own tokens, exact, as int32 bytes
       |     +-- block 2  [t16 .. t31]
       |     |     +-- block 9  [t32 t33] a leaf may be partly filled; only full blocks have children
@@ -61,7 +61,7 @@ class PrefixTree:
         self._roots: dict[Scope, int] = {}
         self._scopes: dict[int, Scope] = {}
         self._users: dict[int, int] = {}  # root -> open sequences
-        self._next_root = -1
+        self._next_root = -2  # -1 is no node
         self._serials = count(int.from_bytes(os.urandom(8), "little") << _RUN_BITS)
 
     # -- roots ---------------------------------------------------------------------------------

@@ -220,7 +220,8 @@ class Driver:
             self.forget(pair, rng.randint(0, pair.real.length))
         elif kind < 0.93:
             pair = rng.choice(self.pairs)
-            least = (pair.real._forgotten + 1) * self.pool.block_size if pair.real._forgotten else 0
+            gone = pair.real._forgotten + sum(entry.block < 0 for entry in pair.real._parked)
+            least = (gone + 1) * self.pool.block_size if gone else 0
             self.truncate(pair, rng.randint(min(least, pair.real.length), pair.real.length))
         else:
             self.close(rng.choice(self.pairs))

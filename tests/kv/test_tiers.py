@@ -256,3 +256,34 @@ def test_transfers_are_in_an_order_that_works() -> None:
                 contents[Place(Tier.DEVICE, block)] = (i, n)
         seq.close()
         pool.check()
+
+
+def test_nothing_is_published_after_a_block_that_became_private() -> None:
+    """A dropped ancestor leaves a running sequence's blocks private, partly published tail included:
+    what it computes next must not be found under the wrong prefix."""
+    pool = Pool(8, 4)
+    seq = prefill(pool, distinct(1, 10))
+    pool._blocks.drop(int(seq.table[1]))  # as when its room is taken after forget()
+    pool.check()
+    compute(pool, seq, [1, 2, 3])
+    compute(pool, seq, [4])
+    pool.check()
+    assert pool.probe([*distinct(1, 10), 1, 2, 3, 4, 5]).num_tokens == 4
+    seq.truncate(9)
+    compute(pool, seq, [7, 7, 7, 7])
+    pool.check()
+    assert pool.probe([*distinct(1, 9), 7, 7, 7, 7, 5]).num_tokens == 4
+
+
+def test_a_suspended_window_cannot_go_back_behind_it() -> None:
+    """truncate() into what forget() gave back is refused, on the device and in host slots."""
+    pool = Pool(16, 4, host_blocks=16)
+    seq = prefill(pool, distinct(1, 24))
+    seq.forget(16)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=r"outside 20\.\.24"):
+            seq.truncate(19)
+        assert seq.suspend()
+    assert seq.resume()
+    compute(pool, seq, [1, 2, 3, 4, 5])
+    assert seq.table.tolist()[:4] == [-1] * 4
