@@ -90,7 +90,7 @@ def serve(pool: Pool, work: TraceRequest, arrays: bool, steps: bool) -> tuple[li
     seq.extend(len(rest))
     pool.drain()
     t3 = clock()
-    seq.commit(rest)
+    seq.commit(len(rest))
     t4 = clock()
     for piece in pieces:
         if not seq.reserve(len(piece)):

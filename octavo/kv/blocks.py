@@ -18,9 +18,11 @@ the tree; where none can, it is dropped with everything below it. What is to be 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from octavo.kv.eviction import LRU, EvictionPolicy, Expiring
 from octavo.kv.tree import PrefixTree
-from octavo.kv.types import Copy, Drop, Event, Move, Place, Record, Tier, TierStats
+from octavo.kv.types import TOKEN_BYTES, Copy, Drop, Event, Move, Place, Record, Tier, TierStats
 
 
 class Blocks:
@@ -31,13 +33,20 @@ class Blocks:
     """
 
     def __init__(
-        self, sizes: tuple[int, int, int], policy: EvictionPolicy, *, record_events: bool = False
+        self,
+        sizes: tuple[int, int, int],
+        block_size: int,
+        policy: EvictionPolicy,
+        *,
+        record_events: bool = False,
     ) -> None:
         device, host, disk = sizes
         self.sizes = sizes
         self.bases = (0, device, device + host)
         total = device + host + disk
         self.num_device = device
+        self.has_lower = host + disk > 0
+        self.key_bytes = block_size * TOKEN_BYTES
         self.tree = PrefixTree(total)
         self.refs: list[int] = [0] * total
         self.uses: list[int] = [0] * total
@@ -101,20 +110,49 @@ class Blocks:
         """One holder fewer; the last one leaves the block cached if published, else free."""
         refs = self.refs[block] - 1
         self.refs[block] = refs
-        if refs:
+        if refs == 0:
+            if self.tree.key[block] is not None:
+                self.cache(block)
+            else:
+                self._discard(block)
+
+    def release_all(self, blocks: Iterable[int]) -> None:
+        """release() for each of some device blocks, in order."""
+        policy = self.policies[0]
+        if not isinstance(policy, LRU):
+            for block in blocks:
+                self.release(block)
             return
-        if self.tree.key[block] is not None:
-            policy = self.policies[0 if block < self.num_device else self.tier(block)]
-            policy.add(block, self.uses[block], self.priority[block])
-        else:
-            self._discard(block)
+        refs, keys, full = self.refs, self.tree.key, self.key_bytes
+        cached = []
+        for block in blocks:
+            left = refs[block] - 1
+            refs[block] = left
+            if left == 0:
+                key = keys[block]
+                if key is None:
+                    self._discard(block)
+                elif len(key) == full:
+                    cached.append(block)
+                else:
+                    policy.add(block, partial=True)
+        policy.add_full(cached)
+
+    def cache(self, block: int) -> None:
+        """A published block that nobody holds can be evicted from now on."""
+        policy = self.policies[0 if block < self.num_device else self.tier(block)]
+        key = self.tree.key[block]
+        partial = key is not None and len(key) < self.key_bytes
+        policy.add(block, self.uses[block], self.priority[block], partial)
 
     def _discard(self, block: int) -> None:
         """Free an unpublished block that nobody holds, and drop a copy still due to it."""
-        copy = self.copies.pop(block, None)
-        if copy is not None:
+        if self.copies and (copy := self.copies.pop(block, None)) is not None:
             self.pins[copy.src] -= 1
             self.release(copy.src)
+        if block < self.num_device:
+            self.free[0].append(block)
+            return
         tier = self.tier(block)
         if tier is Tier.DISK:
             self.transfers.append(Drop(self.place(block)))
@@ -127,9 +165,10 @@ class Blocks:
             self.evict(self.policies[0].victim())
         taken = free[len(free) - count :][::-1]
         del free[len(free) - count :]
+        refs, uses, important = self.refs, self.uses, self.priority
         for block in taken:
-            self.refs[block] = self.uses[block] = 1
-            self.priority[block] = priority
+            refs[block] = uses[block] = 1
+            important[block] = priority
         return taken
 
     # -- publishing ----------------------------------------------------------------------------
@@ -142,6 +181,14 @@ class Blocks:
             self.announce("removed", block)
             self.tree.rekey(block, key)
         self.announce("stored", block)
+
+    def publish_chain(self, blocks: Sequence[int], parent: int, keys: Sequence[bytes]) -> None:
+        """Make unpublished `blocks` findable, each after the one before, the first after `parent`, which
+        nothing continues yet."""
+        self.tree.publish_chain(blocks, parent, keys)
+        if self.record_events:
+            for block in blocks:
+                self.announce("stored", block)
 
     def merge(self, block: int, equal: int, priority: int) -> None:
         """A sequence gives up `block` for `equal`, which holds the same tokens."""
@@ -194,7 +241,7 @@ class Blocks:
         self.evictions += tier is Tier.DEVICE
         self.demotions += 1
         self.relocate(block, low)
-        self.policies[self.tier(low)].add(low, self.uses[low], self.priority[low])
+        self.cache(low)
         self.free[tier].append(block)
 
     def _lower_slot(self, tier: Tier) -> int:

@@ -123,7 +123,7 @@ def _check_tables(pool: Pool) -> None:
 def _check_sequences(pool: Pool) -> None:
     """6: committed <= length, which lies within table and parked blocks. 7: a table's committed full
     blocks are its path in the tree, as far as they are published. 8: a block has at most one claim, by
-    a sequence that holds it."""
+    the sequence whose tail it is, with nothing published past `length` and no spare held."""
     claims: set[int] = set()
     tree, size = pool._tree, pool.block_size
     for seq in pool._open.values():
@@ -135,7 +135,9 @@ def _check_sequences(pool: Pool) -> None:
         table = seq.table.tolist()
         if seq._claim >= 0:
             _require(seq._claim not in claims, 8, f"block {seq._claim} is claimed twice")
-            _require(seq._claim in table, 8, f"{seq} claims a block it does not hold")
+            offset = seq.length % size
+            ours = offset > 0 and table[seq.length // size] == seq._claim and tree.fill(seq._claim) <= offset
+            _require(ours and seq._spare < 0, 8, f"{seq} claims block {seq._claim}")
             claims.add(seq._claim)
         if seq._forgotten:
             continue

@@ -101,13 +101,15 @@ class ContiguousSequence:
         self.length += n
         return np.arange(first, first + n, dtype=np.int64)
 
-    def commit(self, tokens: Tokens) -> None:
+    def commit(self, tokens: Tokens | int) -> None:
         """The KV of the next `tokens` was written. Nothing is published. O(tokens).
 
         Raises ProtocolError past `length`, or before drain() handed over the copies this builds on.
         """
         self._check_open()
-        count = len(token_bytes(tokens)) // TOKEN_BYTES
+        count = tokens if isinstance(tokens, int) else len(token_bytes(tokens)) // TOKEN_BYTES
+        if count < 0:
+            raise InvalidArgument(f"commit({count})")
         if not count:
             return
         if self.committed + count > self.length:

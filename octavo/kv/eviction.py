@@ -10,20 +10,21 @@ it: with the release as the tie-break every order below comes to leaves first, w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import takewhile
+from itertools import chain, takewhile
+from math import inf
 from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
     """The seam for eviction policies. Each call O(1) or O(log n) in the number of cached blocks."""
 
-    def add(self, block: int, uses: int, priority: int) -> None:
+    def add(self, block: int, uses: int, priority: int, partial: bool) -> None:
         """`block` has just become cached: its last holder left.
 
         uses: how many times it was taken since it was written. priority: the highest of the sequences
-        that held it.
+        that held it. partial: it is a partly filled leaf, which saves least for the room it takes.
         """
 
     def remove(self, block: int) -> None:
@@ -38,49 +39,60 @@ class EvictionPolicy(Protocol):
 
 
 class LRU:
-    """Least recently released first. Every call is O(1)."""
+    """Partly filled leaves first, then least recently released. Every call is O(1)."""
 
     def __init__(self) -> None:
+        self._partial: OrderedDict[int, None] = OrderedDict()
         self._queue: OrderedDict[int, None] = OrderedDict()
 
-    def add(self, block: int, uses: int = 1, priority: int = 0) -> None:
+    def add(self, block: int, uses: int = 1, priority: int = 0, partial: bool = False) -> None:
         """See EvictionPolicy."""
-        self._queue[block] = None
+        (self._partial if partial else self._queue)[block] = None
+
+    def add_full(self, blocks: Iterable[int]) -> None:
+        """The same as add() for each of some full blocks, in order."""
+        queue = self._queue
+        for block in blocks:
+            queue[block] = None
 
     def remove(self, block: int) -> None:
         """See EvictionPolicy."""
-        del self._queue[block]
+        if block in self._queue:
+            del self._queue[block]
+        else:
+            del self._partial[block]
 
     def victim(self) -> int:
         """See EvictionPolicy."""
-        return next(iter(self._queue))
+        return next(iter(self._partial or self._queue))
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._partial)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._queue)
+        return chain(self._partial, self._queue)
 
 
 class _Ranked:
-    """Lowest rank first, then least recently released. O(log n) a call, amortised.
+    """Partly filled leaves first, then lowest rank, then least recently released. O(log n), amortised.
 
     Entries of blocks that left stay in the heap until they surface; it is rebuilt when they are most.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int]] = []  # (rank, release, block)
+        self._heap: list[tuple[float, int, int]] = []  # (rank, release, block)
         self._release: dict[int, int] = {}  # of the blocks that are cached now
         self._clock = 0
 
     def _rank(self, uses: int, priority: int) -> int:
         raise NotImplementedError
 
-    def add(self, block: int, uses: int = 1, priority: int = 0) -> None:
+    def add(self, block: int, uses: int = 1, priority: int = 0, partial: bool = False) -> None:
         """See EvictionPolicy."""
         self._clock += 1
         self._release[block] = self._clock
-        heappush(self._heap, (self._rank(uses, priority), self._clock, block))
+        rank = -inf if partial else self._rank(uses, priority)
+        heappush(self._heap, (rank, self._clock, block))
         if len(self._heap) > 2 * len(self._release) + 64:
             self._heap = sorted(entry for entry in self._heap if self._release.get(entry[2]) == entry[1])
 
@@ -125,10 +137,10 @@ class Expiring:
         self.ttl = ttl
         self.now = 0
 
-    def add(self, block: int, uses: int = 1, priority: int = 0) -> None:
+    def add(self, block: int, uses: int = 1, priority: int = 0, partial: bool = False) -> None:
         """See EvictionPolicy."""
         self._since[block] = self.now
-        self._order.add(block, uses, priority)
+        self._order.add(block, uses, priority, partial)
 
     def remove(self, block: int) -> None:
         """See EvictionPolicy."""

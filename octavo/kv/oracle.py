@@ -65,6 +65,9 @@ class OracleSequence:
         if n < 1:
             raise InvalidArgument("n")
         pool = self.pool
+        tail_block = self._tail() if self.length % pool.block_size else -1
+        if pool.owner.get(tail_block) is self and self.length + n <= len(self.blocks) * pool.block_size:
+            return Granted(0)
         grow = max(0, -(-(self.length + n) // pool.block_size) - len(self.blocks) - len(self.parked))
         copies = self._must_copy() and not self.spare
         shared, new, revived = self._plan()
@@ -83,6 +86,8 @@ class OracleSequence:
             self.spare = [taken.pop()]
         self.blocks += taken
         self._claim_tail()
+        if self.spare and self.pool.owner.get(self._tail()) is self:
+            pool.give(self.spare.pop)
         return Granted(grow + copies + new)
 
     def extend(self, n: int) -> list[int]:
@@ -178,6 +183,8 @@ class OracleSequence:
             self.parked[-1] = (self.parked[-1][0], tuple(self.tokens[-(length % size) :]))
         self.num_cached = min(self.num_cached, length)
         self.pool.disown(self, but=self._tail() if length % size else -1)
+        if length % size and self._must_copy():
+            self.pool.disown(self)
 
     def forget(self, before: int) -> None:
         self._check_open()
@@ -467,7 +474,9 @@ class OraclePool:
         return self.free[tier].pop()
 
     def _oldest(self, tier: Tier) -> int:
-        return min((b for b in self.cached if self.tier(b) == tier), key=lambda b: self.cached[b])
+        """Partly filled blocks first, then what was released longest ago."""
+        here = [b for b in self.cached if self.tier(b) == tier]
+        return min(here, key=lambda b: (len(self.published[b].own) == self.block_size, self.cached[b]))
 
     def evict(self, block: int) -> None:
         """Into the next tier that has or can make room, else out with all that continues it."""

@@ -35,6 +35,7 @@ from octavo.kv.types import (
 )
 
 MAX_BLOCK_SIZE = 256
+_NOTHING = Actions((), ())
 _INITIAL_ROWS = 16
 _INITIAL_COLUMNS = 32
 
@@ -75,7 +76,8 @@ class Pool:
         self.prefix_caching = prefix_caching
         self._key_bytes = block_size * TOKEN_BYTES
         order = policy if policy is not None else LRU()  # an empty policy is falsy
-        self._blocks = Blocks((num_blocks, host_blocks, disk_blocks), order, record_events=record_events)
+        sizes = (num_blocks, host_blocks, disk_blocks)
+        self._blocks = Blocks(sizes, block_size, order, record_events=record_events)
         self._tree = self._blocks.tree
         self._tables = np.full((_INITIAL_ROWS, _INITIAL_COLUMNS), -1, np.int32)
         self._open: dict[int, Sequence] = {}  # by table row
@@ -124,6 +126,7 @@ class Pool:
         seq = Sequence(self, self._take_row(), self._tree.enter(scope), priority)
         if self._sites is not None:
             self._sites[seq.row] = "".join(traceback.format_stack(limit=4)[:-1])
+        seq._opened = data
         if self.prefix_caching:
             blocks, partial, shared = self._match(data, seq._root)
             if partial >= 0:
@@ -139,6 +142,8 @@ class Pool:
 
     def drain(self) -> Actions:
         """Hand over what to carry out before the next forward pass, and unpin what waited for it."""
+        if not self._blocks.transfers and not self._blocks.copies:
+            return _NOTHING
         transfers = tuple(self._blocks.transfers)
         self._blocks.transfers.clear()
         return Actions(self._blocks.take_copies(), transfers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from octavo.kv.sequence import Sequence
 
@@ -13,15 +15,27 @@ def publish(seq: Sequence, first: int, data: bytes) -> None:
 
     Costs O(tokens). Full blocks may be replaced in the table by equal ones.
     """
-    width, row = seq._pool._key_bytes, seq.row
-    parent = int(seq._pool._tables[row, first - 1]) if first else seq._root
+    pool = seq._pool
+    width, row = pool._key_bytes, pool._tables[seq.row]
+    parent = int(row[first - 1]) if first else seq._root
     if parent == -1:  # forget() gave it back: nothing can be said to follow it
         return
     full = len(data) // width
-    for i in range(full):
-        parent = publish_full(seq, first + i, parent, data[i * width : (i + 1) * width])
+    keys: list[bytes] = np.frombuffer(data, f"V{width}", full).tolist() if full else []
+    i = 0
+    while i < full:
+        block = int(row[first + i])
+        parent = publish_full(seq, first + i, parent, keys[i])
+        i += 1
+        if parent == block and i < full and not pool._tree.has_children(block):
+            # Nothing continues a block that is new in the tree, so all after it are new, too.
+            if pool._tree.fill(block) == pool.block_size:
+                rest = row[first + i : first + full].tolist()
+                pool._blocks.publish_chain(rest, block, keys[i:])
+                parent = rest[-1]
+            break
     if len(data) > full * width:
-        _publish_tail(seq, int(seq._pool._tables[row, first + full]), parent, data[full * width :])
+        _publish_tail(seq, int(row[first + full]), parent, data[full * width :])
 
 
 def publish_full(seq: Sequence, index: int, parent: int, key: bytes) -> int:

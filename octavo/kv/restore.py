@@ -25,7 +25,7 @@ def persist(blocks: Blocks) -> None:
             blocks.policies[tier].remove(block)
             blocks.demotions += 1
             blocks.relocate(block, slot)
-            blocks.policies[Tier.DISK].add(slot, blocks.uses[slot], blocks.priority[slot])
+            blocks.cache(slot)
             blocks.free[tier].append(block)
 
 
@@ -66,5 +66,5 @@ def restore(blocks: Blocks, records: Iterable[tuple[int, Record]], key_bytes: in
     blocks.free[Tier.DISK][:] = [block for block in blocks.free[Tier.DISK] if block not in held]
     for block in reversed(taken):  # children come after their parents: the deepest are the oldest
         blocks.uses[block] = 1
-        blocks.policies[Tier.DISK].add(block, 1, 0)
+        blocks.cache(block)
     return sorted(left)

@@ -43,6 +43,9 @@ class _Need(NamedTuple):
     short: int
 
 
+_NOTHING_NEW = Granted(0)
+
+
 class Sequence:
     """One branch of a request, as the pool sees it. Made by Pool.open() and fork(); end with close().
 
@@ -52,8 +55,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "_claim", "_closed", "_forgotten", "_num_blocks", "_parked", "_pool", "_priority", "_private",
-        "_root", "_spare", "_tail", "committed", "length", "num_cached", "row",
+        "_claim", "_closed", "_forgotten", "_num_blocks", "_opened", "_parked", "_pool", "_priority",
+        "_private", "_root", "_spare", "_tail", "committed", "length", "num_cached", "row",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, row: int, root: int, priority: int) -> None:
@@ -65,7 +68,10 @@ class Sequence:
         self._forgotten = 0  # leading table entries given back by forget()
         self._parked: list[parked.Parked] = []  # the blocks after those of the table
         self._spare = -1  # a block held for the copy that the next extend() makes
-        self._claim = -1  # the tail block that only this sequence may write in place
+        # The tail block that only this sequence may write in place, -1 if none. While there is one,
+        # nothing is published past `length` in it, and no spare is held.
+        self._claim = -1
+        self._opened = b""  # the tokens given to open()
         self._private = not pool.prefix_caching  # publishes nothing (any more)
         self._tail = b""  # the tokens committed in the block that `committed` stands in
         self._closed = False
@@ -102,6 +108,8 @@ class Sequence:
         sequence holds is cut back and written in place rather than copied. O(new blocks). Raises
         InvalidArgument unless n >= 1.
         """
+        if self._claim >= 0 and n > 0 and self.length + n <= self._num_blocks * self._pool.block_size:
+            return _NOTHING_NEW  # a decode step, mostly: the tail is ours and has room
         need = self._need(n)
         if need.short > 0:
             return NoRoom(need.short)
@@ -118,6 +126,7 @@ class Sequence:
             self._take(need.grow, copies)
         if self.length % self._pool.block_size and self._shared_tail() < 0:
             self._claim = self._tail_block()
+            self._give_spare()
         return Granted(need.grow + copies + (need.back.new if need.back else 0))
 
     def shortage(self, n: int) -> int:
@@ -137,25 +146,28 @@ class Sequence:
         pool, size = self._pool, self._pool.block_size
         if n < 1 or self.length + n > self.capacity:
             raise NotReserved(f"extend({n}) at length {self.length}, reserved up to {self.capacity}")
-        shared = self._shared_tail()
-        if shared >= 0:
-            self._copy_tail(shared)
-        elif self._spare >= 0:  # whoever shared the tail has gone
-            pool._blocks.release(self._spare)
-            self._spare = -1
+        if self._claim < 0:
+            shared = self._shared_tail()
+            if shared >= 0:
+                self._copy_tail(shared)
+            else:  # whoever shared the tail may have gone
+                self._give_spare()
         first, self.length = self.length, self.length + n
         if n == 1:
             block = int(pool._tables[self.row, first // size])
-            slots = np.array([block * size + first % size], np.int64)
-        else:
-            positions = np.arange(first, self.length)
-            owners = pool._tables[self.row, positions // size].astype(np.int64)
-            slots = owners * size + positions % size
-        self._claim = self._tail_block() if self.length % size else -1
+            self._claim = block if self.length % size else -1
+            return np.array([block * size + first % size], np.int64)
+        positions = np.arange(first, self.length)
+        owners = pool._tables[self.row, positions // size].astype(np.int64)
+        self._claim = int(owners[-1]) if self.length % size else -1
+        slots: npt.NDArray[np.int64] = owners * size + positions % size
         return slots
 
-    def commit(self, tokens: Tokens) -> None:
+    def commit(self, tokens: Tokens | int) -> None:
         """The KV of the next `tokens` after `committed` has been written: publish it for reuse.
+
+        tokens: the ids, or how many, where they are those given to open(), which saves reading them
+        twice.
 
         A full block equal to a published one is merged into it (the table changes, the spare twin
         is given back); a partly filled tail is published up to its fill. O(tokens). Raises
@@ -163,7 +175,7 @@ class Sequence:
         """
         self._check_open()
         pool, tail = self._pool, self._tail
-        data = tail + token_bytes(tokens)
+        data = tail + (self._given(tokens) if isinstance(tokens, int) else token_bytes(tokens))
         if len(data) == len(tail):
             return
         committed = self.committed + (len(data) - len(tail)) // TOKEN_BYTES
@@ -201,6 +213,7 @@ class Sequence:
         child.num_cached = child.length = child.committed = self.length
         child._tail = self._tail
         child._private = self._private
+        child._opened = self._opened
         self._claim = -1
         return child
 
@@ -230,8 +243,9 @@ class Sequence:
             self._parked[-1] = self._parked[-1]._replace(key=self._tail)
         self.length = length
         self.num_cached = min(self.num_cached, length)
-        if length % size == 0 or self._claim != self._tail_block():
-            self._claim = -1
+        if self._claim >= 0:
+            ours = length % size and self._claim == self._tail_block() and self._shared_tail() < 0
+            self._claim = self._claim if ours else -1
 
     def forget(self, before: int) -> None:
         """Give back the blocks that lie wholly before position `before`: a window has left them.
@@ -343,12 +357,26 @@ class Sequence:
         self.num_cached = self.length = self.committed = whole * pool.block_size + shared
         self._tail = data[whole * width : whole * width + shared * TOKEN_BYTES]
         near = len(blocks)
-        if blocks and max(blocks) >= store.num_device:
+        if blocks and store.has_lower and max(blocks) >= store.num_device:
             near = next(i for i, block in enumerate(blocks) if block >= store.num_device)
             end = self.length * TOKEN_BYTES
             for i, block in enumerate(blocks[near:], near):
                 self._parked.append(parked.Parked(block, data[i * width : min((i + 1) * width, end)]))
         self._append(blocks[:near])
+
+    def _given(self, count: int) -> bytes:
+        """The next `count` of the tokens given to open()."""
+        start = self.committed * TOKEN_BYTES
+        data = self._opened[start : start + count * TOKEN_BYTES]
+        if count < 0 or len(data) < count * TOKEN_BYTES:
+            given = len(self._opened) // TOKEN_BYTES
+            raise InvalidArgument(f"commit({count}) at {self.committed}, but open() was given {given} tokens")
+        return data
+
+    def _give_spare(self) -> None:
+        if self._spare >= 0:
+            self._pool._blocks.release(self._spare)
+            self._spare = -1
 
     def _append(self, blocks: list[int]) -> None:
         pool, have = self._pool, self._num_blocks
@@ -411,14 +439,11 @@ class Sequence:
         """Give back the spare and all blocks but the first `keep`, from the tail, so that the tail of
         a cached prefix is always evicted before what leads to it."""
         blocks, row = self._pool._blocks, self._pool._tables[self.row]
-        if self._spare >= 0:
-            blocks.release(self._spare)
-            self._spare = -1
+        self._give_spare()
         while self._parked and self._num_blocks + len(self._parked) > keep:
             parked.let_go(self, self._parked.pop())
         first = max(keep, self._forgotten)
-        for block in row[first : self._num_blocks][::-1].tolist():
-            blocks.release(block)
+        blocks.release_all(row[first : self._num_blocks][::-1].tolist())
         if keep < self._num_blocks:
             row[keep : self._num_blocks] = -1
             self._num_blocks = keep

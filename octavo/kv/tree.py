@@ -8,8 +8,8 @@
       +-- block 4  [v0 .. v15]
 
 Because a node's parent cannot leave before it, (parent, tokens) names the whole prefix exactly; no hash
-decides anything. A child points to its parent's `_Below`, not to its id, so a node that moves to another
-tier takes its subtree along in O(1).
+decides anything. An only child and its parent name each other; the children of a node with more point to
+its `_Branch`, so that a node that moves to another tier takes its subtree along in O(1).
 
 Owns keys and links; knows nothing of reference counts, free lists or eviction order.
 """
@@ -17,6 +17,7 @@ Owns keys and links; knows nothing of reference counts, free lists or eviction o
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import count
 
 from octavo.kv.errors import InvariantViolated
@@ -26,17 +27,23 @@ from octavo.kv.types import TOKEN_BYTES, Scope
 _RUN_BITS = 64
 
 
-class _Below:
-    """The children of `node`: one id, or, from the second on, an index and an order of their keys."""
+class _Branch:
+    """The two or more children of `node`."""
 
-    __slots__ = ("by_key", "node", "only", "order", "root")
+    __slots__ = ("by_key", "node", "order")
 
-    def __init__(self, node: int, root: int) -> None:
+    def __init__(self, node: int) -> None:
         self.node = node
-        self.root = root
-        self.only = -1
-        self.by_key: dict[bytes, int] | None = None
-        self.order: SortedKeys | None = None
+        self.by_key: dict[bytes, int] = {}
+        self.order = SortedKeys()
+
+    def add(self, key: bytes, block: int) -> None:
+        self.by_key[key] = block
+        self.order.add(key)
+
+    def discard(self, key: bytes) -> None:
+        del self.by_key[key]
+        self.order.discard(key)
 
 
 def shared_tokens(a: bytes, b: bytes) -> int:
@@ -55,14 +62,14 @@ class PrefixTree:
 
     def __init__(self, num_ids: int) -> None:
         self.key: list[bytes | None] = [None] * num_ids  # None: not published
-        self.serial: list[int] = [0] * num_ids  # unique to a published content for ever; see uid()
-        self._above: list[_Below | None] = [None] * num_ids
-        self._below: dict[int, _Below] = {}
+        self._serial: list[int] = [0] * num_ids  # 0: not asked for yet; see uid()
+        self._above: list[int | _Branch] = [0] * num_ids  # meaningful where key is not None
+        self._below: dict[int, int | _Branch] = {}
         self._roots: dict[Scope, int] = {}
         self._scopes: dict[int, Scope] = {}
         self._users: dict[int, int] = {}  # root -> open sequences
         self._next_root = -2  # -1 is no node
-        self._serials = count(int.from_bytes(os.urandom(8), "little") << _RUN_BITS)
+        self._serials = count((int.from_bytes(os.urandom(8), "little") << _RUN_BITS) + 1)
 
     # -- roots ---------------------------------------------------------------------------------
 
@@ -104,31 +111,34 @@ class PrefixTree:
         return self._users[root]
 
     def scope(self, node: int) -> Scope:
-        """The scope that a published node belongs to."""
-        above = self._above[node]
-        assert above is not None
-        return self._scopes[above.root]
+        """The scope that a published node belongs to. O(depth)."""
+        while node >= 0:
+            node = self.parent(node)
+        return self._scopes[node]
 
     # -- look-ups ------------------------------------------------------------------------------
 
     def parent(self, node: int) -> int:
         """The parent of a published node: a node or a root."""
         above = self._above[node]
-        assert above is not None
-        return above.node
+        return above.node if isinstance(above, _Branch) else above
 
     def uid(self, node: int) -> bytes:
         """16 bytes that name the content of a published node for ever; b"" for a root."""
-        return self.serial[node].to_bytes(16, "little") if node >= 0 else b""
+        if node < 0:
+            return b""
+        if not self._serial[node]:
+            self._serial[node] = next(self._serials)
+        return self._serial[node].to_bytes(16, "little")
 
     def find(self, node: int, key: bytes) -> int:
         """The child of `node` with exactly these tokens, or -1."""
         below = self._below.get(node)
         if below is None:
             return -1
-        if below.by_key is None:
-            return below.only if self.key[below.only] == key else -1
-        return below.by_key.get(key, -1)
+        if isinstance(below, _Branch):
+            return below.by_key.get(key, -1)
+        return below if self.key[below] == key else -1
 
     def longest(self, node: int, query: bytes) -> tuple[int, int]:
         """The child that shares most leading tokens with `query`, and how many; (-1, 0) if none.
@@ -139,12 +149,9 @@ class PrefixTree:
         below = self._below.get(node)
         if below is None:
             return -1, 0
-        if below.by_key is None:
-            key = self.key[below.only]
-            assert key is not None
-            shared = shared_tokens(key, query)
-            return (below.only, shared) if shared else (-1, 0)
-        assert below.order is not None
+        if not isinstance(below, _Branch):
+            shared = shared_tokens(self._key(below), query)
+            return (below, shared) if shared else (-1, 0)
         before, after = below.order.neighbours(query)
         best, shared = -1, 0
         if after is not None:
@@ -159,11 +166,8 @@ class PrefixTree:
         below = self._below.get(node)
         if below is None:
             return False
-        if below.by_key is None:
-            other = self.key[below.only]
-            assert other is not None
-            return other.startswith(key)
-        assert below.order is not None
+        if not isinstance(below, _Branch):
+            return self._key(below).startswith(key)
         after = below.order.neighbours(key)[1]
         return after is not None and after.startswith(key)
 
@@ -176,10 +180,9 @@ class PrefixTree:
         below = self._below.get(node)
         if below is None:
             return []
-        if below.by_key is None:
-            return [below.only]
-        assert below.order is not None
-        return [below.by_key[key] for key in below.order]
+        if isinstance(below, _Branch):
+            return [below.by_key[key] for key in below.order]
+        return [below]
 
     def fill(self, block: int) -> int:
         """Tokens that `block` is published with; 0 if it is not published."""
@@ -188,87 +191,88 @@ class PrefixTree:
 
     # -- changes -------------------------------------------------------------------------------
 
-    def publish(self, block: int, parent: int, key: bytes, serial: int | None = None) -> None:
+    def publish(self, block: int, parent: int, key: bytes, serial: int = 0) -> None:
         """Add `block` under `parent`. The key must not stand there already."""
         below = self._below.get(parent)
+        self.key[block], self._serial[block] = key, serial
         if below is None:
-            above = self._above[parent] if parent >= 0 else None
-            below = self._below[parent] = _Below(parent, above.root if above is not None else parent)
-            below.only = block
-        else:
-            if below.by_key is None:
-                first = self.key[below.only]
-                assert first is not None
-                below.by_key, below.order = {first: below.only}, SortedKeys()
-                below.order.add(first)
-            assert below.order is not None
-            below.by_key[key] = block
-            below.order.add(key)
+            self._below[parent] = block
+            self._above[block] = parent
+            return
+        if not isinstance(below, _Branch):
+            branch = _Branch(parent)
+            branch.add(self._key(below), below)
+            self._above[below] = self._below[parent] = branch
+            below = branch
+        below.add(key, block)
         self._above[block] = below
-        self.key[block] = key
-        self.serial[block] = next(self._serials) if serial is None else serial
+
+    def publish_chain(self, blocks: Sequence[int], parent: int, keys: Sequence[bytes]) -> None:
+        """Add unpublished `blocks` each under the one before, the first under `parent`, which has no
+        children. The same as publish() for each, at a third of the cost."""
+        key, above, below, serial = self.key, self._above, self._below, self._serial
+        for block, tokens in zip(blocks, keys, strict=True):
+            key[block] = tokens
+            serial[block] = 0
+            above[block] = parent
+            below[parent] = block
+            parent = block
 
     def rekey(self, block: int, key: bytes) -> None:
-        """Give a published leaf more tokens: another content, so another serial."""
-        below = self._above[block]
-        assert below is not None
-        if below.by_key is not None:
-            old = self.key[block]
-            assert old is not None
-            assert below.order is not None
-            del below.by_key[old]
-            below.order.discard(old)
-            below.by_key[key] = block
-            below.order.add(key)
+        """Give a published leaf more tokens: another content, so another uid."""
+        above = self._above[block]
+        if isinstance(above, _Branch):
+            above.discard(self._key(block))
+            above.add(key, block)
         self.key[block] = key
-        self.serial[block] = next(self._serials)
+        self._serial[block] = 0
 
     def move(self, block: int, to: int) -> None:
         """A published node, with everything below it, goes on as the id `to`."""
-        above, key = self._above[block], self.key[block]
-        assert above is not None
-        assert key is not None
-        if above.by_key is None:
-            above.only = to
-        else:
+        above, key = self._above[block], self._key(block)
+        if isinstance(above, _Branch):
             above.by_key[key] = to
-        self._above[to], self.key[to], self.serial[to] = above, key, self.serial[block]
-        self._above[block] = self.key[block] = None
+        else:
+            self._below[above] = to
+        self._above[to], self.key[to], self._serial[to] = above, key, self._serial[block]
+        self.key[block] = None
         below = self._below.pop(block, None)
-        if below is not None:
+        if below is None:
+            return
+        self._below[to] = below
+        if isinstance(below, _Branch):
             below.node = to
-            self._below[to] = below
+        else:
+            self._above[below] = to
 
     def unpublish(self, block: int) -> None:
         """Take a leaf out."""
-        below, key = self._above[block], self.key[block]
-        assert below is not None
-        assert key is not None
-        self._above[block] = self.key[block] = None
-        if below.by_key is None:
-            del self._below[below.node]
-            if below.node < 0:
-                self._forget_if_empty(below.node)
+        above, key = self._above[block], self._key(block)
+        self.key[block] = None
+        if not isinstance(above, _Branch):
+            del self._below[above]
+            if above < 0:
+                self._forget_if_empty(above)
             return
-        assert below.order is not None
-        del below.by_key[key]
-        below.order.discard(key)
-        if len(below.by_key) == 1:
-            (below.only,) = below.by_key.values()
-            below.by_key = below.order = None
+        above.discard(key)
+        if len(above.by_key) == 1:
+            (only,) = above.by_key.values()
+            self._below[above.node] = only
+            self._above[only] = above.node
+
+    def _key(self, block: int) -> bytes:
+        key = self.key[block]
+        assert key is not None
+        return key
 
     def check(self) -> None:
         """Raise InvariantViolated(4) unless every index, order and link agree."""
         for node, below in self._below.items():
-            if below.by_key is None:
-                children = {below.only: self.key[below.only]}
-                ok = below.only >= 0
+            if isinstance(below, _Branch):
+                keys = sorted(below.by_key)
+                ok = len(keys) > 1 and keys == list(below.order) and below.node == node
+                ok = ok and all(self.key[b] == k and self._above[b] is below for k, b in below.by_key.items())
             else:
-                assert below.order is not None
-                children = {block: key for key, block in below.by_key.items()}
-                ok = len(children) == len(below.by_key) > 1 and sorted(below.by_key) == list(below.order)
-            ok = ok and below.node == node
-            ok = ok and all(k is not None and self.key[b] == k for b, k in children.items())
-            ok = ok and all(self._above[block] is below for block in children)
+                ok = self.key[below] is not None and self._above[below] == node
             if not ok:
                 raise InvariantViolated(4, f"the children of node {node} are out of order")

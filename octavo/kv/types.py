@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from array import array
+import struct
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -190,6 +190,6 @@ def token_bytes(tokens: Tokens) -> bytes:
             raise InvalidArgument(f"tokens must be one-dimensional int32, got {tokens.dtype} {tokens.shape}")
         return tokens.tobytes()
     try:
-        return array("i", tokens).tobytes()
-    except (TypeError, OverflowError) as error:
+        return struct.pack(f"{len(tokens)}i", *tokens)  # half the time of array or numpy
+    except (TypeError, struct.error) as error:
         raise InvalidArgument(f"token ids must be integers within int32: {error}") from None

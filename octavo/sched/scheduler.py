@@ -138,7 +138,8 @@ class Scheduler:
         for entry, tokens in zip(plan.entries, sampled, strict=True):
             branch = entry.branch
             assert branch.kv is not None
-            branch.kv.commit(entry.tokens)
+            # More than one token are those that open() was given, so their number is enough.
+            branch.kv.commit(len(entry.tokens) if len(entry.tokens) > 1 else entry.tokens)
             self.stats.computed += len(entry.tokens)
             if entry.num_samples:
                 grown += [branch, *self._fork(branch, entry.num_samples - 1)]

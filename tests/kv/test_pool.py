@@ -337,3 +337,20 @@ def test_n_forks_that_grow_in_one_step_make_n_copies() -> None:
         seq.commit([i])
     pool.check()
     assert pool.stats().held == 7
+
+
+def test_commit_takes_a_number_of_the_tokens_given_to_open() -> None:
+    """The same blocks become findable as by their ids; more than were given is refused."""
+    pool = Pool(8, 4)
+    tokens = distinct(1, 11)
+    seq = pool.open(tokens)
+    seq.reserve(12)
+    seq.extend(12)
+    seq.commit(5)
+    seq.commit(6)
+    pool.check()
+    assert pool.probe([*tokens, 0]).num_tokens == 11
+    with pytest.raises(InvalidArgument, match="was given 11"):
+        seq.commit(1)
+    seq.commit([7])
+    assert pool.probe([*tokens, 7, 0]).num_tokens == 12
