@@ -4,8 +4,8 @@
 
 A workload is {"requests": [{"prompt": [ids], "max_tokens": m}], "temperature": 0, "n": 1}, optionally
 with "kv_tokens", a limit on the KV cache in tokens, and "same_as", whose requests it takes. Output
-lengths are exact: end-of-text is ignored. Prints wall time, output tokens per second, preemptions, the
-most blocks held at once, and the slots that reserving the longest request's length for each running
+lengths are exact: end-of-text is ignored. Prints wall time, output tokens per second, prompt tokens
+found in the cache, preemptions, the most blocks held at once, and the slots that reserving the longest request's length for each running
 sequence would have taken.
 """
 
@@ -53,11 +53,13 @@ def run(name: str, work: dict[str, Any], block_size: int, options: dict[str, Any
             assert len(sequence.token_ids) == wanted.max_tokens
     produced = sum(p.n * (p.max_tokens or 0) for p in params)
     stats = llm.engine.scheduler.stats
+    llm.close()
     longest = max(len(p) + (w.max_tokens or 0) for p, w in zip(prompts, params, strict=True))
     return {
         "workload": name,
         "wall s": wall,
         "output tok/s": produced / wall,
+        "cached": sum(output.num_cached_tokens for output in outputs),
         "computed": stats.computed,
         "recomputed": stats.recomputed,
         "preemptions": stats.preemptions,
@@ -81,6 +83,8 @@ def main() -> None:
     parser.add_argument(
         "--kv-tokens", type=int, help="limit the KV cache of every workload to this many tokens"
     )
+    parser.add_argument("--host-cache", help="bytes of the host tier, for example 1GiB")
+    parser.add_argument("--disk-cache", help="path of the disk tier; run twice to see a warm start")
     args = parser.parse_args()
     works = json.loads(args.file.read_text())
     rows = []
@@ -88,7 +92,8 @@ def main() -> None:
         work = {**works[works[name].get("same_as", name)], **works[name]}
         if args.kv_tokens:
             work["kv_tokens"] = args.kv_tokens
-        results = [run(name, work, args.block_size, {"model": args.model}) for _ in range(args.rounds)]
+        options = {"model": args.model, "host_cache": args.host_cache, "disk_cache": args.disk_cache}
+        results = [run(name, work, args.block_size, options) for _ in range(args.rounds)]
         wall = statistics.median(r["wall s"] for r in results)
         row = min(results, key=lambda r: abs(r["wall s"] - wall))
         print(json.dumps(row), flush=True)
