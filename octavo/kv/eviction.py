@@ -83,8 +83,9 @@ class _Ranked:
         self._heap: list[tuple[float, int, int]] = []  # (rank, release, block)
         self._release: dict[int, int] = {}  # of the blocks that are cached now
         self._clock = 0
+        self._age: float = -inf  # the rank of the latest victim
 
-    def _rank(self, uses: int, priority: int) -> int:
+    def _rank(self, uses: int, priority: int) -> float:
         raise NotImplementedError
 
     def add(self, block: int, uses: int = 1, priority: int = 0, partial: bool = False) -> None:
@@ -104,6 +105,7 @@ class _Ranked:
         """See EvictionPolicy."""
         while self._release.get(self._heap[0][2]) != self._heap[0][1]:
             heappop(self._heap)
+        self._age = max(self._age, self._heap[0][0])
         return self._heap[0][2]
 
     def __len__(self) -> int:
@@ -114,16 +116,18 @@ class _Ranked:
 
 
 class LFU(_Ranked):
-    """Least often used first: a system prompt outlives one-off tails, whenever they came."""
+    """Least often used first, with ageing: a system prompt outlives one-off tails that came after it, but
+    not for ever. A block's rank is its uses on top of the rank of the latest victim, so what was popular
+    once sinks as others go (LFU with dynamic ageing: Arlitt et al., 2000)."""
 
-    def _rank(self, uses: int, priority: int) -> int:
-        return uses
+    def _rank(self, uses: int, priority: int) -> float:
+        return max(self._age, 0) + uses
 
 
 class Priority(_Ranked):
     """Lowest priority first, as given to open()."""
 
-    def _rank(self, uses: int, priority: int) -> int:
+    def _rank(self, uses: int, priority: int) -> float:
         return priority
 
 

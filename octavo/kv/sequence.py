@@ -19,28 +19,17 @@ lies, and brought back by the next reserve() or resume().
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.kv import parked, publish
+from octavo.kv import parked, publish, reserve
 from octavo.kv.errors import InvalidArgument, NotReserved, ProtocolError, SequenceClosed
 from octavo.kv.types import TOKEN_BYTES, Granted, NoRoom, Tokens, token_bytes
 
 if TYPE_CHECKING:
     from octavo.kv.pool import Pool
-
-
-class _Need(NamedTuple):
-    """New blocks for the table, whether a spare is needed for a copy, whether cutting the tail back
-    avoids that copy, what to bring back, and how many blocks are missing (0 or less: none)."""
-
-    grow: int
-    copies: bool
-    cut_back: bool
-    back: parked.BringBack | None
-    short: int
 
 
 _NOTHING_NEW = Granted(0)
@@ -108,33 +97,18 @@ class Sequence:
         sequence holds is cut back and written in place rather than copied. O(new blocks). Raises
         InvalidArgument unless n >= 1.
         """
+        self._check_open()
         if self._claim >= 0 and n > 0 and self.length + n <= self._num_blocks * self._pool.block_size:
             return _NOTHING_NEW  # a decode step, mostly: the tail is ours and has room
-        need = self._need(n)
-        if need.short > 0:
-            return NoRoom(need.short)
-        blocks, copies = self._pool._blocks, need.copies
-        if need.cut_back:
-            tail = self._tail_block()
-            key = self._pool._tree.key[tail]
-            assert key is not None  # one holder and still not writable: it is published past `length`
-            blocks.cut_back(tail, key[: (self.length % self._pool.block_size) * TOKEN_BYTES])
-            copies = False
-        if need.back:
-            parked.bring_back(self, need.back)
-        if copies or need.grow:
-            self._take(need.grow, copies)
-        if self.length % self._pool.block_size and self._shared_tail() < 0:
-            self._claim = self._tail_block()
-            self._give_spare()
-        return Granted(need.grow + copies + (need.back.new if need.back else 0))
+        return reserve.reserve(self, n)
 
     def shortage(self, n: int) -> int:
         """Blocks that reserve(n) would be short by now, 0 if it would be granted. Pure. O(parked blocks).
 
         Raises as reserve() does.
         """
-        return max(0, self._need(n).short)
+        self._check_open()
+        return max(0, reserve.need(self, n).short)
 
     def extend(self, n: int) -> npt.NDArray[np.int64]:
         """Slots `[n]` for the next `n` tokens: block * block_size + offset, in order.
@@ -325,20 +299,6 @@ class Sequence:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _need(self, n: int) -> _Need:
-        """What reserve(n) would take."""
-        self._check_open()
-        if n < 1:
-            raise InvalidArgument(f"reserve needs n >= 1, got {n}")
-        pool, blocks = self._pool, self._pool._blocks
-        grow = max(0, pool.blocks_for(self.length + n) - self._num_blocks - len(self._parked))
-        tail = self._shared_tail()
-        copies = tail >= 0 and self._spare < 0
-        back = parked.plan(self) if self._parked else None
-        short = grow + copies + (back.cost if back else 0) - blocks.available
-        cut_back = short > 0 and copies and blocks.refs[tail] == 1
-        return _Need(grow, copies, cut_back, back, short - cut_back)
-
     def _check_open(self) -> None:
         if self._closed:
             raise SequenceClosed("this sequence was closed")
@@ -383,14 +343,6 @@ class Sequence:
         pool._widen(have + len(blocks))
         pool._tables[self.row, have : have + len(blocks)] = blocks
         self._num_blocks = have + len(blocks)
-
-    def _take(self, grow: int, spare: bool) -> None:
-        """Allocate `grow` blocks for the table and perhaps the spare."""
-        blocks = self._pool._blocks.allocate(grow + spare, self._priority)
-        if spare:
-            self._spare = blocks.pop()
-        if blocks:
-            self._append(blocks)
 
     def _tail_block(self) -> int:
         """The id of the block that `length` stands in, wherever it lies."""

@@ -59,8 +59,8 @@ def test_policies_name_leaves_of_what_is_cached(policy: type[EvictionPolicy]) ->
 @pytest.mark.parametrize("policy", [LRU, LFU, Priority])
 def test_policy_against_a_plain_list(policy: type[EvictionPolicy]) -> None:
     """Random adds and removes: the victim is the minimum of (rank, time of release)."""
-    rng, order = random.Random(5), policy()
-    plain: dict[int, tuple[int, int]] = {}
+    rng, order, age = random.Random(5), policy(), 0.0
+    plain: dict[int, tuple[float, int]] = {}
     for step in range(5000):
         if plain and rng.random() < 0.45:
             block = order.victim() if rng.random() < 0.5 else rng.choice(list(plain))
@@ -70,12 +70,13 @@ def test_policy_against_a_plain_list(policy: type[EvictionPolicy]) -> None:
             block, uses, priority = rng.randrange(200), rng.randrange(4), rng.randrange(3)
             if block not in plain:
                 order.add(block, uses, priority)
-                rank = uses if policy is LFU else priority if policy is Priority else 0
+                rank = age + uses if policy is LFU else priority if policy is Priority else 0
                 plain[block] = (rank, step)
         assert len(order) == len(plain)
         assert set(order) == set(plain)
         if plain:
             assert order.victim() == min(plain, key=lambda b: plain[b])
+            age = max(age, plain[order.victim()][0])
 
 
 def test_cached_blocks_expire() -> None:
