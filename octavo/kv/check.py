@@ -70,11 +70,13 @@ def _check_counts(pool: Pool) -> None:
 
 
 def _check_tree(pool: Pool) -> None:
-    """3: on the device, holders hold ancestors, so the next to evict is a leaf; not where forget() was used.
+    """3: who has a block in its table has its ancestors, so without lower tiers the next to evict is a leaf;
+    not where forget() was used.
     4: links, keys and order agree; only full blocks have children; no empty scope is kept."""
     tree, blocks = pool._tree, pool._blocks
     roots = set(tree.roots().values())
     windowed = pool._windowed
+    in_tables = {block for seq in pool._open.values() for block in seq.table.tolist()}
     for block, key in enumerate(tree.key):
         if key is None:
             _require(not tree.has_children(block), 4, f"unpublished block {block} has children")
@@ -90,11 +92,11 @@ def _check_tree(pool: Pool) -> None:
             _require(parent in roots, 4, f"block {block} hangs from unknown root {parent}")
         else:
             _require(tree.key[parent] is not None, 4, f"block {block} hangs from unpublished {parent}")
-            orphan = block < pool.num_blocks and blocks.refs[block] and not blocks.refs[parent]
+            orphan = block in in_tables and not blocks.refs[parent]
             _require(windowed or not orphan, 3, f"block {block} held, parent {parent} not")
     tree.check()
     policy = blocks.policies[Tier.DEVICE]
-    if len(policy) and isinstance(policy, LRU) and not windowed:
+    if len(policy) and isinstance(policy, LRU) and not windowed and not blocks.has_lower:
         below = [child for child in tree.children(policy.victim()) if child < pool.num_blocks]
         _require(not below, 3, f"eviction would take block {policy.victim()} before {below}")
     users = Counter(seq._root for seq in pool._open.values())
