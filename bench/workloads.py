@@ -5,8 +5,8 @@
 A workload is {"requests": [{"prompt": [ids], "max_tokens": m}], "temperature": 0, "n": 1}, optionally
 with "kv_tokens", a limit on the KV cache in tokens, and "same_as", whose requests it takes. Output
 lengths are exact: end-of-text is ignored. Prints wall time, output tokens per second, prompt tokens
-found in the cache, preemptions, the most blocks held at once, and the slots that reserving the longest request's length for each running
-sequence would have taken.
+found in the cache, preemptions, the most blocks held at once, and the slots that reserving the longest
+request's length for each running sequence would have taken.
 """
 
 from __future__ import annotations
