@@ -124,6 +124,32 @@ def test_a_store_that_fails_makes_its_request_compute_again(tiny: Tiny) -> None:
     idle(llm)
 
 
+def test_a_damaged_block_that_is_needed_in_part_is_lost_for_good(tiny: Tiny, tmp_path: Path) -> None:
+    """A prompt that shares half a damaged block with an old one is computed, not tried for ever."""
+    options: dict[str, Any] = {"disk_cache": str(tmp_path / "kv"), "disk_cache_size": "1MiB"}
+    with small(tiny[0], **options) as llm:
+        tokens(llm, [list(range(30))])
+    data = bytearray((tmp_path / "kv").read_bytes())
+    for at in range(len(data) // 2, len(data), 512):  # the payloads lie behind all headers
+        data[at] ^= 1
+    (tmp_path / "kv").write_bytes(data)
+    prompt = [*range(12), 99, 99]
+    want = tokens(small(tiny[0]), [prompt])
+    with small(tiny[0], **options) as llm:
+        steps, step = 0, llm.engine.step
+
+        def counted() -> Any:
+            nonlocal steps
+            steps += 1
+            assert steps < 50
+            return step()
+
+        llm.engine.step = counted  # type: ignore[method-assign]
+        assert tokens(llm, [prompt]) == want
+        assert llm.engine.mover is not None
+        assert llm.engine.mover.failures > 0
+
+
 def test_another_model_or_process_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     """A disk cache in use, or of another block size or model, is refused by name."""
     path = str(tmp_path / "kv")

@@ -37,8 +37,18 @@ class Mover:
                 self.stores[transfer.place.tier].drop(transfer.place.slot)
                 bad.pop(transfer.place, None)
                 continue
-            if transfer.src in bad or not self._move(transfer):
+            if transfer.src in bad:
                 bad[transfer.dst] = None
+                continue
+            try:
+                self._move(transfer)
+            except BlockLost as error:
+                # The source too: what stays findable there would be asked for, and fail, again and again.
+                bad[transfer.src] = bad[transfer.dst] = None
+                self._failed(error)
+            except StoreError as error:
+                bad[transfer.dst] = None
+                self._failed(error)
             else:
                 bad.pop(transfer.dst, None)
         return list(bad)
@@ -48,20 +58,18 @@ class Mover:
         for store in self.stores.values():
             store.close()
 
-    def _move(self, move: Move) -> bool:
-        try:
-            if move.src.tier is Tier.DEVICE:
-                self._device.read(move.src.slot, self._buffer)
-            else:
-                self.stores[move.src.tier].get(move.src.slot, self._buffer)
-            if move.dst.tier is Tier.DEVICE:
-                self._device.write(move.dst.slot, self._buffer)
-            else:
-                self.stores[move.dst.tier].put(move.dst.slot, move.record, self._buffer)
-        except (BlockLost, StoreError) as error:
-            self.failures += 1
-            if self.failures == 1:
-                log.warning("a KV block could not be moved and will be computed again: %s", error)
-            return False
+    def _move(self, move: Move) -> None:
+        if move.src.tier is Tier.DEVICE:
+            self._device.read(move.src.slot, self._buffer)
+        else:
+            self.stores[move.src.tier].get(move.src.slot, self._buffer)
+        if move.dst.tier is Tier.DEVICE:
+            self._device.write(move.dst.slot, self._buffer)
+        else:
+            self.stores[move.dst.tier].put(move.dst.slot, move.record, self._buffer)
         self.bytes_moved += self._device.num_bytes
-        return True
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            log.warning("a KV block could not be moved and will be computed again: %s", error)

