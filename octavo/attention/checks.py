@@ -1,15 +1,17 @@
 """Whether a batch points only where it may: ids are checked here, because kernels trust them.
 
-Owns `check_batch`. Reads the batch's four arrays on the host, never the cache.
+Owns `check_batch`, which reads the batch's four arrays on the host and never the cache, and `check_copies`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from octavo.attention.errors import BatchError
-from octavo.attention.interface import AttentionBatch
+from octavo.attention.interface import AttentionBatch, LayerCache
 
 
 def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int, num_tokens: int) -> None:
@@ -28,6 +30,20 @@ def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int, num_tok
     _check_lengths(counts, kv_len, tables.shape[1] * block_size)
     _check_blocks(tables, kv_len, num_blocks, block_size)
     _check_slots(slots, tables, counts, starts, kv_len, num_blocks, block_size)
+
+
+def check_copies(cache: LayerCache, copies: Sequence[tuple[int, int, int]]) -> None:
+    """Raise BatchError, with the copy's place, unless each (src, dst, count) lies in the cache. O(copies)."""
+    for place, (src, dst, count) in enumerate(copies):
+        if not (0 <= src < cache.num_blocks and 0 <= dst < cache.num_blocks):
+            raise BatchError(
+                f"copy {place} is block {src} to {dst}; the cache has blocks 0..{cache.num_blocks - 1}",
+                position=place,
+            )
+        if not 0 <= count <= cache.block_size:
+            raise BatchError(
+                f"copy {place} asks for {count} slots; a block has {cache.block_size}", position=place
+            )
 
 
 def _check_shapes(batch: AttentionBatch, num_tokens: int) -> None:

@@ -93,6 +93,9 @@ def dense_reference(
         offsets = positions % cache.block_size
         key = cache.key[blocks, offsets].to(compute_dtype)  # [kv_len, Hkv, D]
         value = cache.value[blocks, offsets].to(compute_dtype)
+        if cache.key_scale is not None and cache.value_scale is not None:
+            key = key * cache.key_scale[blocks, offsets].to(compute_dtype)[..., None]
+            value = value * cache.value_scale[blocks, offsets].to(compute_dtype)[..., None]
         first_query = kv_len - (end - begin)
         out[begin:end], lse[begin:end] = dense_attention(
             query[begin:end].to(compute_dtype), key, value, rules, first_query

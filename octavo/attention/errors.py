@@ -29,3 +29,12 @@ class UnknownBackend(InvalidRequest):
         )
         self.name = name
         self.known = tuple(known)
+
+
+class BackendUnavailable(OctavoError, RuntimeError):
+    """An attention backend exists by this name, but not on this machine or in this installation."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"attention backend {name!r} is not available: {reason}")
+        self.name = name
+        self.reason = reason

@@ -2,6 +2,7 @@
 
     LayerCache.key    [num_blocks, block_size, Hkv, D]      one pair per layer, same block ids in all
     LayerCache.value  [num_blocks, block_size, Hkv, D]
+    .key_scale, .value_scale  [num_blocks, block_size, Hkv]  float32, where K and V are int8; else None
 
     AttentionBatch, for R sequences with T new tokens between them in one ragged call:
         query_start   0        3   4              9      sequence r owns rows query_start[r]:query_start[r+1]
@@ -16,8 +17,8 @@ Owns the data classes and the backend's signature; computes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,10 +26,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """K and V of one layer, `[num_blocks, block_size, Hkv, D]` each, in the stored dtype."""
+    """K and V of one layer, `[num_blocks, block_size, Hkv, D]` each, in the stored dtype.
+
+    In int8, K is key * key_scale and V is value * value_scale, with a scale per token and head,
+    `[num_blocks, block_size, Hkv]` float32; in other dtypes the scales are None. `derived` is a
+    backend's own, for what it works out from these tensors once.
+    """
 
     key: Tensor
     value: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_blocks(self) -> int:
@@ -40,26 +49,37 @@ class LayerCache:
         """Token slots per block."""
         return self.key.shape[1]
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Key and value, then the scales where there are any; a block is dim 0 of each."""
+        if self.key_scale is None or self.value_scale is None:
+            return self.key, self.value
+        return self.key, self.value, self.key_scale, self.value_scale
+
     @staticmethod
     def allocate(
         num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> LayerCache:
         """Allocate an uninitialised cache: slots that no sequence wrote are never read."""
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        return LayerCache(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
+        stored = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+        if dtype != torch.int8:
+            return LayerCache(*stored)
+        return LayerCache(*stored, torch.empty(shape[:3]), torch.empty(shape[:3]))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Where the new tokens of one step lie; the same for every layer. See the module's drawing.
 
-    tables `[R, M]` int32, query_start `[R+1]` int32, kv_len `[R]` int32, slots `[T]` int64.
+    tables `[R, M]` int32, query_start `[R+1]` int32, kv_len `[R]` int32, slots `[T]` int64. `derived`
+    is a backend's own: what it works out once per step, so nobody may write to the tensors meanwhile.
     """
 
     tables: Tensor
     query_start: Tensor
     kv_len: Tensor
     slots: Tensor
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 class AttentionBackend(Protocol):
@@ -94,3 +114,9 @@ class AttentionBackend(Protocol):
 
     def copy_blocks(self, cache: LayerCache, copies: Sequence[tuple[int, int, int]]) -> None:
         """Apply (src block, dst block, leading slots) copies in order, K and V."""
+
+    def gather_blocks(self, cache: LayerCache, blocks: Tensor) -> LayerCache:
+        """Copy whole blocks `[n]` int64 out of the cache: a dense LayerCache of n blocks."""
+
+    def scatter_blocks(self, cache: LayerCache, blocks: Tensor, stored: LayerCache) -> None:
+        """Copy the n blocks of `stored` into the cache as blocks `[n]` int64; the reverse of gather."""

@@ -19,10 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.attention.checks import check_copies
 from octavo.attention.dense import Rules, dense_attention
 from octavo.attention.errors import BatchError
 from octavo.attention.interface import AttentionBatch, LayerCache
 from octavo.attention.plan import Chunk, DecodeGroup, StepPlan
+from octavo.attention.quant import quantize
 
 
 class ReferenceBackend:
@@ -45,8 +47,16 @@ class ReferenceBackend:
 
         Slots must be distinct. Raises IndexError on a slot outside the cache. Cost O(T).
         """
-        for stored, new in ((cache.key, key), (cache.value, value)):
-            stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, new.to(stored.dtype))
+        for stored, scale, new in (
+            (cache.key, cache.key_scale, key),
+            (cache.value, cache.value_scale, value),
+        ):
+            if scale is None:
+                new = new.to(stored.dtype)
+            else:
+                new, new_scale = quantize(new)
+                scale.view(-1, scale.shape[2]).index_copy_(0, slots, new_scale)
+            stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, new)
 
     def paged_attention(
         self,
@@ -86,23 +96,23 @@ class ReferenceBackend:
 
         Raises BatchError, before anything is copied, on a block or a length outside the cache.
         """
-        for place, (src, dst, count) in enumerate(copies):
-            if not (0 <= src < cache.num_blocks and 0 <= dst < cache.num_blocks):
-                raise BatchError(
-                    f"copy {place} is block {src} to {dst}; the cache has blocks 0..{cache.num_blocks - 1}",
-                    position=place,
-                )
-            if not 0 <= count <= cache.block_size:
-                raise BatchError(
-                    f"copy {place} asks for {count} slots; a block has {cache.block_size}", position=place
-                )
+        check_copies(cache, copies)
         if len(copies) > 1 and _are_independent(copies):
             self._copy_at_once(cache, copies)
             return
         for src, dst, count in copies:
             if src != dst:
-                cache.key[dst, :count] = cache.key[src, :count]
-                cache.value[dst, :count] = cache.value[src, :count]
+                for stored in cache.tensors():
+                    stored[dst, :count] = stored[src, :count]
+
+    def gather_blocks(self, cache: LayerCache, blocks: Tensor) -> LayerCache:
+        """Copy whole blocks `[n]` int64 out of the cache; IndexError on a block outside it."""
+        return LayerCache(*(stored.index_select(0, blocks) for stored in cache.tensors()))
+
+    def scatter_blocks(self, cache: LayerCache, blocks: Tensor, stored: LayerCache) -> None:
+        """Copy the n blocks of `stored` into the cache as blocks `[n]` int64, which are distinct."""
+        for into, new in zip(cache.tensors(), stored.tensors(), strict=True):
+            into.index_copy_(0, blocks, new)
 
     def _plan(self, batch: AttentionBatch, block_size: int) -> StepPlan:
         """The plan of this batch: the last one where it is the same object, else a new one."""
@@ -193,7 +203,10 @@ class ReferenceBackend:
         faulted in and unmapped for every layer, which costs more than the arithmetic.
         """
         found = []
-        for name, stored in (("key", cache.key), ("value", cache.value)):
+        for name, stored, scale in (
+            ("key", cache.key, cache.key_scale),
+            ("value", cache.value, cache.value_scale),
+        ):
             rows = stored.view(-1, *shape)
             wanted = self._buffer(name, (len(index), *shape), self.compute_dtype, stored.device)
             if stored.dtype == self.compute_dtype:
@@ -201,6 +214,8 @@ class ReferenceBackend:
             else:
                 raw = self._buffer("stored", (len(index), *shape), stored.dtype, stored.device)
                 wanted.copy_(torch.index_select(rows, 0, index, out=raw))
+            if scale is not None:
+                wanted *= scale.view(-1, *shape[:-1]).index_select(0, index)[..., None]
             found.append(wanted)
         return found[0], found[1]
 
@@ -223,7 +238,7 @@ class ReferenceBackend:
         wanted = offsets[None, :] < count[:, None]  # [copies, block_size]
         src_slots = (src[:, None] * size + offsets)[wanted]
         dst_slots = (dst[:, None] * size + offsets)[wanted]
-        for stored in (cache.key, cache.value):
+        for stored in cache.tensors():
             flat = stored.view(-1, *stored.shape[2:])
             flat.index_copy_(0, dst_slots, flat.index_select(0, src_slots))
 

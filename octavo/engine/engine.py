@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from octavo.attention import AttentionBackend, make_backend
+from octavo.attention import AttentionBackend, backend_note, make_backend
 from octavo.engine.config import DTYPES, Budget, EngineConfig
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.errors import StepFailed
@@ -227,7 +227,7 @@ class Engine:
                 "context",
                 f"{context}; {budget.context_note}" if budget.context_note else f"{context} per request",
             ),
-            ("attention", f"{self.backend.name}, {torch.get_num_threads()} threads"),
+            ("attention", f"{self._attention_row()}, {torch.get_num_threads()} threads"),
             ("batch", f"{config.max_num_seqs} sequences, {config.max_batched_tokens:,} tokens a step"),
             ("prefix caching", "on" if config.prefix_caching else "off (--no-prefix-caching)"),
             ("host cache", self._tier_row(budget.host_blocks, "--host-cache SIZE keeps evicted blocks")),
@@ -238,6 +238,9 @@ class Engine:
             ("preemption", "recompute"),
             ("checked mode", "on" if config.checked else "off (a debugging aid; costs time each step)"),
         ]
+
+    def _attention_row(self) -> str:
+        return backend_note() if type(self.backend) is type(make_backend()) else self.backend.name
 
     def _tier_row(self, blocks: int, how: str) -> str:
         if not blocks:

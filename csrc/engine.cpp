@@ -1,0 +1,158 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "parallel.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kSerialCost = 40'000;       // about 20 microseconds: less than it costs to wake threads
+constexpr int64_t kSerialBytes = 128 * 1024;  // likewise for copies
+
+bool runs_here(const Kernels* kernels) {
+  if (!kernels) return false;
+#if defined(__x86_64__)
+  const std::string name = kernels->name;
+  __builtin_cpu_init();
+  if (name == "avx2")
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (name == "avx512")
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+  return true;
+}
+
+std::vector<const Kernels*> available() {
+  std::vector<const Kernels*> found;
+  for (const Kernels* kernels : {kernels_avx512(), kernels_avx2(), kernels_baseline()})
+    if (runs_here(kernels)) found.push_back(kernels);
+  return found;
+}
+
+// Copies `slots` leading slots of one block; rows of one head are dense, whatever the layout.
+void copy_slots(const CacheView& from, int64_t src, const CacheView& to, int64_t dst, int slots) {
+  const int64_t size = item_size(from.dtype), row = from.dim * size;
+  for (int side = 0; side < 2; ++side) {
+    const char* in = (side ? from.value : from.key) + src * from.block_stride * size;
+    char* out = (side ? to.value : to.key) + dst * to.block_stride * size;
+    const float* in_scale = side ? from.value_scale : from.key_scale;
+    float* out_scale = side ? to.value_scale : to.key_scale;
+    const bool dense = from.head_stride == from.dim && to.head_stride == to.dim &&
+                       from.slot_stride == from.dim * from.heads && to.slot_stride == from.slot_stride;
+    if (dense) std::memmove(out, in, size_t(slots * from.slot_stride * size));
+    for (int slot = 0; slot < slots; ++slot) {
+      for (int head = 0; head < from.heads; ++head) {
+        if (!dense)
+          std::memmove(out + (slot * to.slot_stride + head * to.head_stride) * size,
+                       in + (slot * from.slot_stride + head * from.head_stride) * size, size_t(row));
+        if (in_scale)
+          out_scale[dst * to.scale_block_stride + slot * to.scale_slot_stride + head * to.scale_head_stride] =
+              in_scale[src * from.scale_block_stride + slot * from.scale_slot_stride +
+                       head * from.scale_head_stride];
+      }
+      if (dense && !in_scale) break;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : available()) names.emplace_back(kernels->name);
+  return names;
+}
+
+float* Engine::Buffer::get(int64_t need) {
+  if (need > floats) {
+    const size_t bytes = (size_t(need) * sizeof(float) + 4095) / 4096 * 4096;
+    data.reset(static_cast<float*>(std::aligned_alloc(4096, bytes)));
+    floats = data ? need : 0;
+    if (!data) throw std::bad_alloc();
+  }
+  return data.get();
+}
+
+Engine::Engine(const std::string& isa) : kernels_(nullptr) {
+  for (const Kernels* kernels : available())
+    if (isa == kernels->name) kernels_ = kernels;
+  if (!kernels_) throw std::invalid_argument("instruction set " + isa + " is not available");
+}
+
+void Engine::attend(StepPlan& plan, Call& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const int tasks = int(plan.tasks.size());
+  const int threads = plan.cost < kSerialCost ? 1 : std::max(1, plan.config.threads);
+  if (scratch_.size() < size_t(threads)) scratch_.resize(size_t(threads));
+  for (int i = 0; i < threads; ++i) scratch_[size_t(i)].get(plan.scratch_floats);
+  call.partials = partials_.get(plan.partial_floats);
+  call.strips = plan.strips.data();
+  call.members = plan.members.data();
+  for (size_t i = 0; i < plan.strips.size(); ++i)
+    plan.left[i].store(plan.strips[i].tasks, std::memory_order_relaxed);
+  std::atomic<int> next{0};
+  auto work = [&](int thread) {
+    float* scratch = scratch_[size_t(thread)].data.get();
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+      const Task& task = plan.tasks[size_t(i)];
+      kernels_->attend(call, task, scratch);
+      if (task.whole) continue;
+      // Whoever finishes a strip's last task folds its partials: no second region, no barrier between.
+      for (int m = task.member_begin; m < task.member_end; ++m) {
+        const int strip = plan.members[size_t(m)];
+        if (plan.left[size_t(strip)].fetch_sub(1, std::memory_order_acq_rel) == 1)
+          kernels_->merge(call, plan.strips[size_t(strip)], scratch);
+      }
+    }
+  };
+  on_threads(threads, work);
+}
+
+int64_t Engine::write(const WriteCall& call, int64_t tokens, int threads) {
+  const int64_t slots = call.cache.num_blocks * call.cache.block_size;
+  for (int64_t i = 0; i < tokens; ++i)
+    if (call.slots[i] < 0 || call.slots[i] >= slots) return i;
+  const int64_t bytes = tokens * call.cache.heads * call.cache.dim * 8;
+  if (bytes < kSerialBytes || threads <= 1) {
+    kernels_->write(call, 0, tokens);
+    return -1;
+  }
+  std::atomic<int64_t> next{0};
+  const int64_t step = std::max<int64_t>(1, tokens / (threads * 4));
+  auto work = [&](int) {
+    for (int64_t begin; (begin = next.fetch_add(step, std::memory_order_relaxed)) < tokens;)
+      kernels_->write(call, begin, std::min(tokens, begin + step));
+  };
+  on_threads(threads, work);
+  return -1;
+}
+
+void Engine::copy_blocks(const CacheView& cache, const std::vector<Copy>& copies) {
+  for (const Copy& copy : copies)
+    if (copy.src != copy.dst) copy_slots(cache, copy.src, cache, copy.dst, copy.count);
+}
+
+void Engine::move_blocks(const CacheView& cache, const int64_t* ids, int64_t count, const CacheView& dense,
+                         bool into_cache, int threads) {
+  const int64_t bytes = count * cache.block_size * cache.heads * cache.dim * item_size(cache.dtype) * 2;
+  std::atomic<int64_t> next{0};
+  auto work = [&](int) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      if (into_cache) {
+        copy_slots(dense, i, cache, ids[i], cache.block_size);
+      } else {
+        copy_slots(cache, ids[i], dense, i, cache.block_size);
+      }
+    }
+  };
+  on_threads(bytes < kSerialBytes ? 1 : std::max(1, threads), work);
+}
+
+}  // namespace octavo

@@ -1,0 +1,104 @@
+// New K and V rows into the cache, converted to the stored dtype; optionally rotated first.
+#pragma once
+
+#include "common.h"
+#include "micro.h"
+
+namespace octavo {
+
+// Dimension i pairs with i + dim / 2. Products are rounded before the sum, as torch's separate calls do.
+template <class V>
+void rotate(float* row, const float* cos, const float* sin, int half) {
+  int i = 0;
+  for (; i + V::width <= half; i += V::width) {
+    const typename V::F a = V::load(row + i), b = V::load(row + half + i);
+    const typename V::F c = V::load(cos + i), s = V::load(sin + i);
+    V::store(row + i, V::sub(V::mul(a, c), V::mul(b, s)));
+    V::store(row + half + i, V::add(V::mul(b, c), V::mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = row[i], b = row[half + i];
+    const float ac = a * cos[i], bs = b * sin[i], bc = b * cos[i], as = a * sin[i];
+    row[i] = ac - bs;
+    row[half + i] = bc + as;
+  }
+}
+
+template <class V, class From, class To>
+void convert_row(const From* in, To* out, int dim) {
+  int d = 0;
+  for (; d + V::width <= dim; d += V::width) V::store(out + d, V::load(in + d));
+  if (d < dim) {
+    To last[V::width];
+    V::store(last, V::load_part(in + d, dim - d));
+    for (int i = 0; d + i < dim; ++i) out[d + i] = last[i];
+  }
+}
+
+// Symmetric: the largest size becomes 127. Returns the scale; a row of zeros has scale 0.
+template <class V, class From>
+float quantize_row(const From* in, int8_t* out, int dim) {
+  alignas(64) float row[kMaxDim + V::width];
+  convert_row<V>(in, row, dim);
+  for (int d = dim; d < (dim + V::width - 1) / V::width * V::width; ++d) row[d] = 0;
+  typename V::F largest = V::zero();
+  for (int d = 0; d < dim; d += V::width) largest = V::max(largest, V::abs(V::load(row + d)));
+  const float size = V::hmax(largest);
+  const typename V::F factor = V::set1(size > 0 ? 127.0f / size : 0.0f);
+  for (int d = 0; d < dim; d += V::width) V::store(row + d, V::mul(V::load(row + d), factor));
+  convert_row<V>(row, out, dim);
+  return size / 127.0f;
+}
+
+template <class V, class From>
+void store_row(const WriteCall& call, const From* in, char* base, float* scales, int64_t slot, int head) {
+  const CacheView& cache = call.cache;
+  const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+  const int64_t at = block * cache.block_stride + offset * cache.slot_stride + head * cache.head_stride;
+  switch (cache.dtype) {
+    case DType::f32: convert_row<V>(in, reinterpret_cast<float*>(base) + at, cache.dim); break;
+    case DType::bf16: convert_row<V>(in, reinterpret_cast<bf16*>(base) + at, cache.dim); break;
+    case DType::f16: convert_row<V>(in, reinterpret_cast<f16*>(base) + at, cache.dim); break;
+    case DType::i8:
+      scales[block * cache.scale_block_stride + offset * cache.scale_slot_stride +
+             head * cache.scale_head_stride] =
+          quantize_row<V>(in, reinterpret_cast<int8_t*>(base) + at, cache.dim);
+      break;
+  }
+}
+
+template <class V, class From>
+void write_tokens(const WriteCall& call, int64_t begin, int64_t end) {
+  From* query = reinterpret_cast<From*>(call.query);
+  From* key = reinterpret_cast<From*>(call.key);
+  From* value = reinterpret_cast<From*>(call.value);
+  for (int64_t token = begin; token < end; ++token) {
+    if constexpr (sizeof(From) == sizeof(float)) {
+      if (call.cos) {
+        const int half = call.cache.dim / 2;
+        const float *cos = call.cos + token * half, *sin = call.sin + token * half;
+        for (int h = 0; h < call.query_heads; ++h)
+          rotate<V>(query + token * call.query_token_stride + h * call.query_head_stride, cos, sin, half);
+        for (int h = 0; h < call.cache.heads; ++h)
+          rotate<V>(key + token * call.key_token_stride + h * call.key_head_stride, cos, sin, half);
+      }
+    }
+    for (int h = 0; h < call.cache.heads; ++h) {
+      store_row<V>(call, key + token * call.key_token_stride + h * call.key_head_stride, call.cache.key,
+                   call.cache.key_scale, call.slots[token], h);
+      store_row<V>(call, value + token * call.value_token_stride + h * call.value_head_stride,
+                   call.cache.value, call.cache.value_scale, call.slots[token], h);
+    }
+  }
+}
+
+template <class V>
+void write(const WriteCall& call, int64_t begin, int64_t end) {
+  switch (call.dtype) {
+    case DType::f32: return write_tokens<V, float>(call, begin, end);
+    case DType::bf16: return write_tokens<V, bf16>(call, begin, end);
+    default: return write_tokens<V, f16>(call, begin, end);
+  }
+}
+
+}  // namespace octavo
