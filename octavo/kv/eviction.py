@@ -164,6 +164,3 @@ class Expiring:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._order)
-
-
-POLICIES = {"lru": LRU, "lfu": LFU, "priority": Priority}
