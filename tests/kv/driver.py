@@ -41,6 +41,7 @@ class Driver:
         options = {"prefix_caching": prefix_caching, "host_blocks": host, "disk_blocks": disk}
         self.pool = Pool(num_blocks, block_size, **options)
         self.oracle = OraclePool(num_blocks, block_size, **options)
+        self.history: list[list[int]] = []  # tokens of the sequences closed last
         self.windows = False  # whether random_step() forgets
         self.pairs: list[Pair] = []
         self.memory: dict[tuple[Place, int], tuple[Scope, tuple[int, ...]] | None] = {}
@@ -149,6 +150,7 @@ class Driver:
         pair.real.close()
         pair.twin.close()
         self.pairs.remove(pair)
+        self.history = [*self.history[-7:], pair.tokens]
 
     # -- comparisons ---------------------------------------------------------------------------
 
@@ -200,6 +202,9 @@ class Driver:
         kind = rng.random()
         if not self.pairs or (kind < 0.16 and len(self.pairs) < 6):
             tokens = [rng.randrange(alphabet) for _ in range(rng.randint(0, longest))]
+            if self.history and rng.random() < 0.5:  # something seen before, up to anywhere
+                old = rng.choice(self.history)
+                tokens = old[: rng.randint(0, len(old))] + tokens[: rng.randint(0, 3)]
             self.open(tokens, SCOPES[rng.randrange(len(SCOPES))] if rng.random() < 0.2 else SCOPES[0])
         elif kind < 0.48:
             pair = rng.choice(self.pairs)

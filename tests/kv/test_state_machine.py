@@ -100,6 +100,28 @@ def test_random_play(seed: int) -> None:
     play(10_000, seed)
 
 
+def play_size(size: int, operations: int) -> None:
+    """Random operations at one block size, over three tiers and pools of a few blocks."""
+    rng = random.Random(size)
+    driver = Driver(rng.randint(3, 8), size, host=rng.choice((0, 3, 8)), disk=rng.choice((0, 4)))
+    for _ in range(operations):
+        driver.random_step(rng, alphabet=2, longest=2 * size + 2)
+    driver.finish()
+
+
+@pytest.mark.parametrize("size", [7, 16, 31, 64, 256])
+def test_random_play_at_larger_block_sizes(size: int) -> None:
+    """200 operations each, over all tiers."""
+    play_size(size, 200)
+
+
+@pytest.mark.proof
+def test_random_play_at_every_block_size() -> None:
+    """150 operations at each block size from 1 to 256, over all tiers."""
+    for size in range(1, 257):
+        play_size(size, 150)
+
+
 @pytest.mark.proof
 def test_a_million_operations() -> None:
     """1,000,000 random operations at small sizes, check() after each, agree with the oracle."""
