@@ -161,8 +161,9 @@ class Blocks:
     def allocate(self, count: int, priority: int = 0) -> list[int]:
         """Take `count` device blocks, evicting as needed. The caller has checked `available`."""
         free = self.free[0]
+        policy = self.policies[0]
         while len(free) < count:
-            self.evict(self.policies[0].victim())
+            self.evict(policy.victim())
         taken = free[len(free) - count :][::-1]
         del free[len(free) - count :]
         refs, uses, important = self.refs, self.uses, self.priority
@@ -228,6 +229,12 @@ class Blocks:
 
     def evict(self, block: int) -> None:
         """Free a cached block: it goes on in a lower tier, or nowhere."""
+        if not self.has_lower and not self.tree.has_children(block):  # the usual case, made quick
+            self.policies[0].remove(block)
+            self._unpublish(block)
+            self.evictions += 1
+            self.free[0].append(block)
+            return
         tier = self.tier(block)
         low = self._lower_slot(tier)
         if self.tree.key[block] is None:  # making room below dropped an ancestor, and this along

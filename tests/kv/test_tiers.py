@@ -192,6 +192,7 @@ def test_cached_tokens_are_found_after_a_restart() -> None:
     again.check()
     for prompt in prompts:
         assert again.probe([*prompt, 0], Scope("m")).num_tokens == len(prompt)
+        assert again.probe([*prompt, 0], Scope("m", salt="another tenant")).num_tokens == 0
         seq = again.open([*prompt, 0], Scope("m"))
         compute(again, seq, [0])
         seq.close()
