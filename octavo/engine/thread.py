@@ -67,9 +67,17 @@ class EngineThread:
                 raise EngineDead(f"the engine's step did not end within {timeout} s")
 
     def stats(self) -> dict[str, int]:
-        """Sequences running and waiting, and blocks by state. Read without a lock: each number is a
-        recent one, together they may straddle a step."""
+        """Sequences running and waiting, and blocks by state, those of lower tiers where there are any.
+        Read without a lock: each number is a recent one, together they may straddle a step."""
         pool, scheduler = self.engine.pool.stats(), self.engine.scheduler
+        lower: dict[str, int] = {}
+        for name, tier in (("host", pool.host), ("disk", pool.disk)):
+            if tier.slots:
+                lower |= {
+                    f"{name}_total": tier.slots,
+                    f"{name}_held": tier.held,
+                    f"{name}_cached": tier.cached,
+                }
         return {
             "num_running": len(scheduler.running),
             "num_waiting": len(scheduler.waiting),
@@ -77,6 +85,7 @@ class EngineThread:
             "blocks_free": pool.free,
             "blocks_held": pool.held,
             "blocks_cached": pool.cached,
+            **lower,
         }
 
     async def stream(

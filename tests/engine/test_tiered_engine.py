@@ -15,7 +15,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.cli.main import main
-from octavo.engine import ConfigError, EngineConfig
+from octavo.engine import ConfigError, EngineConfig, EngineThread
 from octavo.engine.llm import LLM
 from octavo.engine.tiers import StoreLocked, StoreMismatch
 from octavo.models import LoadedModel, load_model
@@ -189,6 +189,18 @@ def test_the_command_shows_the_tiers(tiny: Tiny, tmp_path: Path, capsys: pytest.
         text = "".join(capsys.readouterr())
         assert "host cache" in text
         assert ("found from before" in " ".join(text.split())) == found
+
+
+def test_stats_say_what_each_tier_holds(tiny: Tiny, tmp_path: Path) -> None:
+    """The numbers behind /health: slots, held and cached of the tiers that there are."""
+    llm = small(tiny[0], host_cache="64KiB", disk_cache=str(tmp_path / "kv"), disk_cache_size="1MiB")
+    tokens(llm, prompts(30))
+    stats, pool = EngineThread(llm.engine).stats(), llm.engine.pool.stats()
+    assert stats["host_cached"] == pool.host.cached > 0
+    assert stats["disk_cached"] == pool.disk.cached > 0
+    assert (stats["host_total"], stats["disk_held"]) == (pool.host.slots, 0)
+    assert "host_total" not in EngineThread(small(tiny[0]).engine).stats()
+    llm.close()
 
 
 CHILD = """
