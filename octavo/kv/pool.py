@@ -239,7 +239,7 @@ class Pool:
     def _match(self, data: bytes, root: int) -> tuple[list[int], int, int]:
         """Whole cached blocks, then the block that shares `shared` more tokens (or -1, 0)."""
         tree, width = self._tree, self._key_bytes
-        limit = len(data) - TOKEN_BYTES  # one token is left to compute (invariant 4)
+        limit = len(data) - TOKEN_BYTES  # one token is left to compute
         node, blocks, at = root, [], 0
         while at + width <= limit:
             child = tree.find(node, data[at : at + width])
