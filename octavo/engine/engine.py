@@ -236,7 +236,7 @@ class Engine:
                 self._tier_row(budget.disk_blocks, "--disk-cache PATH keeps them across restarts"),
             ),
             ("preemption", "recompute"),
-            ("checked mode", "on" if config.checked else "off (a second check of every batch, for debugging)"),
+            ("checked mode", "on" if config.checked else "off (a second check of each batch, for debugging)"),
         ]
 
     def _attention_row(self) -> str:
