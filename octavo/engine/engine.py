@@ -11,6 +11,7 @@ it, with the error, and nothing else.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from octavo.engine.config import DTYPES, Budget, EngineConfig
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.errors import StepFailed
 from octavo.engine.memory import available_memory
+from octavo.engine.observe import Observer
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import Runner
@@ -80,6 +82,7 @@ class Engine:
             model, self.backend, self.budget.num_blocks, config.block_size, checked=config.checked
         )
         self.mover = open_tiers(config, model, self.runner.caches, self.pool)
+        self.observers: list[Observer] = []
         self._live: dict[int, _Live] = {}
         self._by_request: dict[Request, _Live] = {}
         self._scope = Scope(model=model.path.name)
@@ -156,8 +159,13 @@ class Engine:
         self.scheduler.check_fits(len(prompt), max_tokens, params.n)
         return Request(list(prompt), max_tokens, params.n, self._scope)
 
-    def add_request(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does."""
+    def add_request(
+        self, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+    ) -> int:
+        """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does.
+
+        arrived: when the caller asked, in seconds of time.monotonic(); now if not given. For observers.
+        """
         request = self.resolve(prompt, params)
         self.scheduler.submit(request)
         eos = self.model.eos_token_ids
@@ -172,6 +180,8 @@ class Engine:
         self._next_id += 1
         self._live[live.id] = live
         self._by_request[request] = live
+        for observer in self.observers:
+            observer.added(live.id, request, time.monotonic() if arrived is None else arrived)
         return live.id
 
     def abort(self, request_id: int) -> None:
@@ -181,11 +191,21 @@ class Engine:
         if live is not None:
             self.scheduler.abort(live.request)
             self._forget(live)
+            for observer in self.observers:
+                observer.aborted(request_id)
 
     def step(self) -> list[RequestDelta]:
         """Plan, compute and sample once; returns what each request in the step gained."""
+        deltas = self._step()
+        for observer in self.observers:
+            observer.stepped(deltas)
+        return deltas
+
+    def _step(self) -> list[RequestDelta]:
         plan = self.scheduler.plan()
         plan = self._carry_out(plan)
+        for observer in self.observers:
+            observer.planned(plan)
         deltas = [self._stuck(branch) for branch in plan.stuck]
         if not plan.entries:
             return deltas

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class _Stream:
     queue: asyncio.Queue[RequestDelta | Exception] = field(default_factory=asyncio.Queue)
     request_id: int | None = None
     closed: bool = False
+    arrived: float = field(default_factory=time.monotonic)
 
     def put(self, item: RequestDelta | Exception) -> None:
         """From the engine thread. A loop that has gone has nobody left to tell."""
@@ -128,7 +130,7 @@ class EngineThread:
         if stream.closed:
             return
         try:
-            stream.request_id = self.engine.add_request(prompt, params)
+            stream.request_id = self.engine.add_request(prompt, params, arrived=stream.arrived)
         except Exception as error:
             stream.put(error)
         else:

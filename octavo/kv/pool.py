@@ -228,6 +228,10 @@ class Pool:
             merges=blocks.merges,
         )
 
+    def num_shared(self) -> int:
+        """Device blocks with more than one holder. O(num_blocks)."""
+        return sum(count > 1 for count in self._blocks.refs[: self.num_blocks])
+
     def check(self) -> None:
         """Walk every invariant and raise InvariantViolated at the first broken one. O(blocks + tables)."""
         from octavo.kv.check import check_pool

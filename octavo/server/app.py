@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
-from octavo.server import chat, completions, errors
+from octavo.server import chat, completions, errors, metrics
 from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
@@ -35,7 +35,8 @@ def create_app(engine_thread: EngineThread, config: ServerConfig | None = None) 
     app = FastAPI(title="Octavo", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.context = context
     app.state.created = int(time.time())
-    for part in (router, completions.router, chat.router):
+    app.state.metrics = metrics.Metrics(engine_thread.engine)
+    for part in (router, completions.router, chat.router, metrics.router):
         app.include_router(part)
     errors.install(app)
     if context.config.api_key is not None:

@@ -42,6 +42,9 @@ class FakeEngine:
     max_model_len = 100
     vocab_size = 256
 
+    def __init__(self) -> None:
+        self.observers: list[object] = []
+
     def resolve(self, prompt: list[int], params: SamplingParams) -> None:
         if not 0 < len(prompt) < self.max_model_len:
             raise InvalidRequest(
