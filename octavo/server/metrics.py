@@ -38,10 +38,26 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX_FORM = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}:?")
 
 # Bounds in seconds and in tokens; those of the latencies are vLLM's, so that its dashboards' quantiles agree.
-_FIRST_TOKEN = tuple(
-    float(x)
-    for x in "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560".split()
+_FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
 )
+_FIRST_TOKEN_SLOW = (40.0, 80.0, 160.0, 640.0, 2560.0)
 _GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
@@ -94,7 +110,7 @@ class RequestTimes(Observer):
         self.first_token = Histogram(
             "time_to_first_token_seconds",
             "Seconds from a request's arrival to its first token.",
-            _FIRST_TOKEN,
+            (*_FIRST_TOKEN, *_FIRST_TOKEN_SLOW),
         )
         self.gap = Histogram("inter_token_latency_seconds", "Seconds between two tokens of a sequence.", _GAP)
         self.whole = Histogram(
