@@ -4,6 +4,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.errors import ConfigError, EngineDead, EngineError, GenerationFailed, StepFailed
 from octavo.engine.llm import LLM
+from octavo.engine.logprobs import TokenLogprob, TokenLogprobs
 from octavo.engine.outputs import CompletionOutput, RequestDelta, RequestOutput, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.thread import EngineThread
@@ -23,4 +24,6 @@ __all__ = [
     "SamplingParams",
     "SequenceDelta",
     "StepFailed",
+    "TokenLogprob",
+    "TokenLogprobs",
 ]

@@ -13,38 +13,27 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from octavo.attention import AttentionBackend, backend_note, make_backend
+from octavo.engine.assembly import delta_of, grow
+from octavo.engine.bad_words import Spellings
 from octavo.engine.config import DTYPES, Budget, EngineConfig
-from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.errors import StepFailed
+from octavo.engine.live import Live
 from octavo.engine.memory import available_memory
 from octavo.engine.observe import Observer
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
-from octavo.engine.runner import Runner
-from octavo.engine.sampler import Draw, sample
+from octavo.engine.runner import Runner, sampled_rows
+from octavo.engine.sampling import choose, score_prompts
 from octavo.engine.tiers.setup import open_tiers
 from octavo.errors import InvalidRequest
 from octavo.kv import KVShape, Pool, PoolStats, Scope
 from octavo.models import LoadedModel, Tokenizer, load_model
 from octavo.sched import Branch, Plan, Request, Scheduler, SchedulerConfig, SchedulerStats, Stuck
-
-
-@dataclass(eq=False, slots=True)
-class _Live:
-    """A request in the engine: what the scheduler does not need to know."""
-
-    id: int
-    request: Request
-    params: SamplingParams
-    seed: int
-    text: dict[Branch, Detokenizer] = field(default_factory=dict)
-    stop_ids: frozenset[int] = frozenset()  # end the sequence, end-of-text included unless ignored
-    eos_ids: frozenset[int] = frozenset()
 
 
 class Engine:
@@ -83,8 +72,8 @@ class Engine:
         )
         self.mover = open_tiers(config, model, self.runner.caches, self.pool)
         self.observers: list[Observer] = []
-        self._live: dict[int, _Live] = {}
-        self._by_request: dict[Request, _Live] = {}
+        self._live: dict[int, Live] = {}
+        self._by_request: dict[Request, Live] = {}
         self._scope = Scope(model=model.path.name)
         self._next_id = 0
 
@@ -143,6 +132,8 @@ class Engine:
                     f"prompt token {at} is {token!r:.40}; ids are integers from 0 to {self.vocab_size - 1}",
                     param="prompt",
                 )
+        self._check_ids(params)
+        prompt = prompt[-params.truncate_prompt_tokens :] if params.truncate_prompt_tokens else prompt
         room = self.max_model_len - len(prompt)
         if room < 1:
             raise InvalidRequest(
@@ -156,8 +147,23 @@ class Engine:
                 param="min_tokens",
             )
         max_tokens = params.max_tokens if params.max_tokens is not None else room
-        self.scheduler.check_fits(len(prompt), max_tokens, params.n)
-        return Request(list(prompt), max_tokens, params.n, self._scope)
+        scored = params.prompt_logprobs is not None
+        self.scheduler.check_fits(len(prompt), max_tokens, params.width)
+        return Request(list(prompt), max_tokens, params.width, self._scope, scored)
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        """Refuse token ids of parameters that the model does not have."""
+        named = [("logit_bias", token) for token in params.logit_bias]
+        named += [("bad_words_ids", token) for ids in params.bad_words_ids for token in ids]
+        for name, token in named:
+            if token >= self.vocab_size:
+                raise InvalidRequest(
+                    f"{name} has token {token}; ids are integers from 0 to {self.vocab_size - 1}", param=name
+                )
+
+    @cached_property
+    def _spellings(self) -> Spellings:
+        return Spellings(self.tokenizer)
 
     def add_request(
         self, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
@@ -169,13 +175,16 @@ class Engine:
         request = self.resolve(prompt, params)
         self.scheduler.submit(request)
         eos = self.model.eos_token_ids
-        live = _Live(
+        live = Live(
             id=self._next_id,
             request=request,
             params=params,
             seed=params.seed if params.seed is not None else secrets.randbits(64),
+            tokenizer=self.tokenizer,
+            spellings=self._spellings if params.bad_words else None,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos),
             eos_ids=eos,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         self._next_id += 1
         self._live[live.id] = live
@@ -210,15 +219,23 @@ class Engine:
         if not plan.entries:
             return deltas
         try:
-            logits = self.runner.forward(plan, self.pool.tables)
-            sampled = self._sample(plan, logits)
+            hidden = self.runner.forward(plan, self.pool.tables)
+            score_prompts(plan, hidden, self.runner, self._by_request)
+            logits = self.runner.logits(hidden[sampled_rows(plan)])
+            choices = choose(plan, logits, self._by_request)
         except Exception as error:
             return deltas + self._fail(plan, error)
-        grown: dict[_Live, list[SequenceDelta]] = {}
-        for branch in self.scheduler.complete(plan, sampled):
+        sampled = [[choice.token for choice in entry] for entry in choices]
+        grown: dict[Live, list[SequenceDelta]] = {}
+        flat = [choice for entry in choices for choice in entry]
+        for branch, choice in zip(self.scheduler.complete(plan, sampled), flat, strict=True):
             live = self._by_request[branch.request]
-            grown.setdefault(live, []).append(self._grow(live, branch))
-        return deltas + [self._delta(live, changes) for live, changes in grown.items()]
+            delta = grow(live, branch, choice, len(branch.tokens) - len(live.request.prompt))
+            if delta.finish_reason is not None:
+                self.scheduler.finish(branch)
+            grown.setdefault(live, []).append(delta)
+        found = [self._delta(live, changes) for live, changes in grown.items()]
+        return deltas + [delta for delta in found if delta is not None]
 
     def close(self) -> None:
         """Put what is cached on disk, where there is a disk tier, and close the tiers. The engine must
@@ -279,61 +296,24 @@ class Engine:
             plan = self.scheduler.retract(plan, self.pool.lost(place))
         return plan
 
-    def _sample(self, plan: Plan, logits: torch.Tensor) -> list[list[int]]:
-        """Token ids per entry, `num_samples` each."""
-        draws: list[Draw] = []
-        row = 0
-        for entry in plan.entries:
-            if not entry.num_samples:
-                continue
-            live, branch = self._by_request[entry.branch.request], entry.branch
-            number = len(branch.tokens) - len(live.request.prompt)
-            banned = tuple(live.stop_ids | live.eos_ids) if number < live.params.min_tokens else ()
-            for i in range(entry.num_samples):
-                draws.append(Draw(row, live.params, live.seed, branch.index + i, number, banned))
-            row += 1
-        tokens = iter(sample(logits, draws))
-        return [[next(tokens) for _ in range(entry.num_samples)] for entry in plan.entries]
-
-    def _grow(self, live: _Live, branch: Branch) -> SequenceDelta:
-        """A branch got a token: its text, and whether it ends here."""
-        params, output = live.params, branch.output
-        token = output[-1]
-        text = live.text.get(branch)
-        if text is None:
-            text = live.text[branch] = Detokenizer(self.tokenizer.decode, live.request.prompt, params.stop)
-        delta = SequenceDelta(branch.index, [token], "")
-        searching = len(output) > params.min_tokens
-        if token in live.stop_ids and len(output) > params.min_tokens:
-            delta.text, _ = text.flush(look_for_stop=searching)
-            delta.finish_reason = "stop"
-            delta.stop_reason = None if token in live.eos_ids and not params.ignore_eos else token
-        else:
-            delta.text, stop = text.push(token, look_for_stop=searching)
-            if stop is None and len(output) >= live.request.max_tokens:
-                rest, stop = text.flush(look_for_stop=searching)
-                delta.text += rest
-                delta.finish_reason = "length"
-            if stop is not None:
-                delta.finish_reason, delta.stop_reason = "stop", stop
-        if delta.finish_reason is not None:
-            self.scheduler.finish(branch)
+    def _delta(self, live: Live, changes: list[SequenceDelta]) -> RequestDelta | None:
+        delta = delta_of(live, changes)
+        if live.request.finished:
+            self._forget(live)
         return delta
 
-    def _delta(
-        self, live: _Live, changes: list[SequenceDelta], error: Exception | None = None
-    ) -> RequestDelta:
-        request = live.request
-        finished = request.finished
-        if finished:
-            self._forget(live)
-        return RequestDelta(live.id, changes, finished, len(request.prompt), request.num_cached or 0, error)
+    def _error(self, live: Live, error: Exception) -> RequestDelta:
+        """The last delta of a request that was given up."""
+        delta = delta_of(live, [], error)
+        assert delta is not None
+        self._forget(live)
+        return delta
 
     def _fail(self, plan: Plan, error: Exception) -> list[RequestDelta]:
         """The step raised: its requests end with the error, and everything else goes on."""
         failed = StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
-        return [self._delta(self._by_request[request], [], failed) for request in self.scheduler.fail(plan)]
+        return [self._error(self._by_request[request], failed) for request in self.scheduler.fail(plan)]
 
     def _stuck(self, branch: Branch) -> RequestDelta:
         """A request that found no room though it ran alone."""
@@ -342,7 +322,7 @@ class Engine:
         error = Stuck(
             f"the request needs more than the {self.pool.num_blocks} blocks of the pool: raise kv_memory"
         )
-        return self._delta(live, [], error)
+        return self._error(live, error)
 
-    def _forget(self, live: _Live) -> None:
+    def _forget(self, live: Live) -> None:
         del self._live[live.id], self._by_request[live.request]

@@ -41,12 +41,12 @@ class LLM:
         texts = _as_list(prompts)
         ids = [self._encode(prompt) for prompt in texts]
         each = _params_for(params, len(ids))
-        self._check(ids, each)
+        used = self._check(ids, each)
         outputs = [
             RequestOutput(
                 prompt if isinstance(prompt, str) else None, tokens, [CompletionOutput(i) for i in range(p.n)]
             )
-            for prompt, tokens, p in zip(texts, ids, each, strict=True)
+            for prompt, tokens, p in zip(texts, used, each, strict=True)
         ]
         by_id = {
             self.engine.add_request(tokens, p): number
@@ -91,14 +91,17 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
-    def _check(self, ids: Sequence[Sequence[int]], each: Sequence[SamplingParams]) -> None:
+    def _check(self, ids: Sequence[Sequence[int]], each: Sequence[SamplingParams]) -> list[list[int]]:
+        """The prompts as they will be served, or InvalidRequest that says which cannot be."""
+        used = []
         for number, (tokens, params) in enumerate(zip(ids, each, strict=True)):
             try:
-                self.engine.resolve(tokens, params)
+                used.append(self.engine.resolve(tokens, params).prompt)
             except InvalidRequest as error:
                 if len(ids) == 1:
                     raise
                 raise type(error)(f"prompt {number}: {error}", param=error.param) from None
+        return used
 
     def _run(
         self, by_id: dict[int, int], outputs: list[RequestOutput], use_tqdm: bool
@@ -116,12 +119,10 @@ class LLM:
                         continue
                     output = outputs[number]
                     output.num_cached_tokens = delta.num_cached_tokens
+                    if delta.prompt_logprobs is not None:
+                        output.prompt_logprobs = delta.prompt_logprobs
                     for change in delta.deltas:
-                        sequence = output.outputs[change.index]
-                        sequence.token_ids += change.token_ids
-                        sequence.text += change.text
-                        sequence.finish_reason = change.finish_reason
-                        sequence.stop_reason = change.stop_reason
+                        output.outputs[change.index].add(change)
                     if delta.error is not None:
                         errors[number] = delta.error
                     if delta.finished:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.engine.logprobs import TokenLogprobs
+
 
 @dataclass(slots=True)
 class SequenceDelta:
@@ -11,19 +13,37 @@ class SequenceDelta:
 
     text never splits a character and never shows any part of a stop string; it may be empty while
     more tokens are needed to know. finish_reason: "stop", "length", "abort" or None while it goes on.
-    stop_reason: the stop string or stop token id that ended it, None for end-of-text.
+    stop_reason: the stop string or stop token id that ended it, None for end-of-text. logprobs: one per
+    token of token_ids where the request asked for them. cumulative_logprob: of all tokens so far, where
+    logprobs or best_of were asked for.
     """
 
     index: int
-    token_ids: list[int]
-    text: str
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+
+    def add(self, delta: SequenceDelta) -> None:
+        """Take in what the same sequence gained next."""
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.cumulative_logprob = delta.cumulative_logprob
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
 
 
 @dataclass(slots=True)
 class RequestDelta:
-    """What one request gained in a step. With `error` set it is the last one."""
+    """What one request gained in a step. With `error` set it is the last one.
+
+    prompt_logprobs: one per prompt token, None for the first; all of them, in the delta that comes when
+    the prompt is computed, where the request asked for them.
+    """
 
     request_id: int
     deltas: list[SequenceDelta]
@@ -31,17 +51,12 @@ class RequestDelta:
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     error: Exception | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(slots=True)
-class CompletionOutput:
-    """One finished sequence. Its text is all the deltas' text."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
+class CompletionOutput(SequenceDelta):
+    """One finished sequence: all of its deltas together."""
 
 
 @dataclass(slots=True)
@@ -52,3 +67,4 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -41,9 +41,9 @@ class Runner:
     def forward(self, plan: Plan, tables: np.ndarray) -> Tensor:
         """Run the plan, whose transfers have been carried out.
 
-        Returns logits `[S, V]` float32, a row per entry that samples, in the plan's order.
-        tables: the pool's table array. Raises whatever the model or the kernels raise; the plan's
-        sequences are then undefined and must be given up.
+        Returns hidden `[T, E]`, a row per token of the entries in their order; logits() makes logits of
+        the rows that are wanted. tables: the pool's table array. Raises whatever the model or the kernels
+        raise; the plan's sequences are then undefined and must be given up.
         """
         if plan.actions.copies:
             for cache in self.caches:
@@ -67,10 +67,17 @@ class Runner:
         )
         if self._checked:
             check_batch(batch, cache.num_blocks, cache.block_size, len(token_ids))
-        hidden = self._decoder.forward(
+        return self._decoder.forward(
             torch.from_numpy(token_ids), torch.from_numpy(positions), self.caches, batch, self._backend
         )
-        last = [
-            int(end) - 1 for entry, end in zip(entries, query_start[1:], strict=True) if entry.num_samples
-        ]
-        return self._decoder.logits(hidden[last])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[S, V]` float32 of rows `[S, E]` of what forward() returned."""
+        return self._decoder.logits(hidden)
+
+
+def sampled_rows(plan: Plan) -> list[int]:
+    """The row of hidden, for each entry that samples, whose logits give its next token."""
+    ends = np.cumsum([len(entry.tokens) for entry in plan.entries]).tolist()
+    return [end - 1 for entry, end in zip(plan.entries, ends, strict=True) if entry.num_samples]

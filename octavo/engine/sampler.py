@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.engine.params import SamplingParams
+from octavo.engine.penalties import TokenCounts, penalise
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Draw:
     seed: int
     index: int
     position: int
-    banned: tuple[int, ...] = ()  # ids that may not be sampled now
+    banned: npt.NDArray[np.int64] | None = None  # ids that may not be sampled now
+    counts: TokenCounts | None = None  # for penalties
 
 
 def uniform(seed: int, index: int, position: int) -> float:
@@ -38,27 +41,38 @@ def uniform(seed: int, index: int, position: int) -> float:
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Sample one token id per draw from logits `[S, V]` float32, which is left unchanged.
 
-    Order of the filters as in Hugging Face: temperature, top_k, top_p, min_p. Cost: a pass over each
-    row; a sort of those with top_k or top_p.
+    Order of the filters as in Hugging Face: logit_bias, penalties, banned ids, then temperature, top_k,
+    top_p, min_p. Cost: a pass over each row; a sort of those with top_k or top_p.
     """
+    rows = adjusted(logits, draws)
     result = [0] * len(draws)
     greedy = [i for i, draw in enumerate(draws) if draw.params.greedy]
     if greedy:
-        best = _rows(logits, [draws[i] for i in greedy]).argmax(dim=-1).tolist()
-        for i, token in zip(greedy, best, strict=True):
+        for i, token in zip(greedy, rows[greedy].argmax(dim=-1).tolist(), strict=True):
             result[i] = token
     for i, draw in enumerate(draws):
         if not draw.params.greedy:
-            result[i] = _sample_row(_rows(logits, [draw])[0], draw)
+            result[i] = _sample_row(rows[i], draw)
     return result
 
 
-def _rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """The rows of `draws`, copied, with banned ids at -inf."""
-    rows = logits[[draw.row for draw in draws]]
-    for row, draw in zip(rows, draws, strict=True):
-        if draw.banned:
-            row[list(draw.banned)] = -torch.inf
+def adjusted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Row i: the logits of draw i after logit_bias, penalties and banned ids. `[D, V]`, logits unchanged."""
+    wanted = [draw.row for draw in draws]
+    rows = logits[wanted] if wanted != list(range(len(logits))) else logits
+    biased = [(i, draw.params.logit_bias) for i, draw in enumerate(draws) if draw.params.logit_bias]
+    penalised = [(i, draw.params, draw.counts) for i, draw in enumerate(draws) if draw.counts is not None]
+    banned = [(i, draw.banned) for i, draw in enumerate(draws) if draw.banned is not None]
+    if rows is logits and (biased or penalised or banned):
+        rows = logits.clone()
+    if biased:
+        at = [i for i, bias in biased for _ in bias], [token for _, bias in biased for token in bias]
+        rows[at] += torch.tensor([value for _, bias in biased for value in bias.values()])
+    penalise(rows, penalised)
+    if banned:
+        lengths = [len(ids) for _, ids in banned]
+        at_rows = torch.from_numpy(np.repeat([i for i, _ in banned], lengths))
+        rows[at_rows, torch.from_numpy(np.concatenate([ids for _, ids in banned]))] = -torch.inf
     return rows
 
 

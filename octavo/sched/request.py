@@ -29,6 +29,8 @@ class State(enum.Enum):
 class Request:
     """One call for completions. prompt: at least one token id; max_tokens: to sample, per branch.
 
+    score_prompt: the logits at every position of the prompt are wanted, so none of it is taken from the
+    cache but what was computed for this request before a preemption. `scored`: positions computed so far.
     `arrival` is set by submit() and orders requests; `num_cached` is how many prompt tokens the cache
     had when the request was first admitted.
     """
@@ -37,6 +39,8 @@ class Request:
     max_tokens: int
     n: int = 1
     scope: Scope = DEFAULT_SCOPE
+    score_prompt: bool = False
+    scored: int = 0
     arrival: int = -1
     num_cached: int | None = None
     branches: list[Branch] = field(default_factory=list)

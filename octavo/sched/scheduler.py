@@ -92,7 +92,7 @@ class Scheduler:
                 f"holds {config.max_model_len}: shorten the prompt, lower max_tokens or raise max_model_len",
                 param="max_tokens" if num_prompt < config.max_model_len else "prompt",
             )
-        fit = self.pool.can_ever_fit(total - 1)  # the last sampled token needs no slot
+        fit = self.pool.can_ever_fit(max(num_prompt, total - 1))  # the last sampled token needs no slot
         if not fit:
             raise NeverFits(
                 f"{num_prompt} prompt tokens and {max_tokens} to sample need {fit.need} blocks of "
@@ -141,6 +141,7 @@ class Scheduler:
             # More than one token are those that open() was given, so their number is enough.
             branch.kv.commit(len(entry.tokens) if len(entry.tokens) > 1 else entry.tokens)
             self.stats.computed += len(entry.tokens)
+            branch.request.scored = max(branch.request.scored, entry.start + len(entry.tokens))
             if entry.num_samples:
                 grown += [branch, *self._fork(branch, entry.num_samples - 1)]
                 for grower, token in zip(grown[-entry.num_samples :], tokens, strict=True):
@@ -236,7 +237,9 @@ class Scheduler:
     def _start(self, branch: Branch) -> bool:
         """Open and reserve all that is known of a waiting branch, if growth room is left for the others."""
         pool = self.pool
-        kv = pool.open(branch.tokens, branch.request.scope)
+        kv, request = pool.open(branch.tokens, branch.request.scope), branch.request
+        if request.score_prompt and request.scored < min(kv.length, len(request.prompt)):
+            kv.truncate(request.scored)
         spare = 0
         if self.running:
             # Every running branch may want a block more before the next chance to decide otherwise.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -72,7 +73,7 @@ def test_banned_ids_are_never_sampled() -> None:
     logits = torch.zeros(1, 4)
     logits[0, 2] = 50
     for params in (SamplingParams(temperature=0), SamplingParams()):
-        draws = [draw(params, 0, i, banned=(2,)) for i in range(50)]
+        draws = [draw(params, 0, i, banned=np.array([2])) for i in range(50)]
         assert 2 not in sample(logits, draws)
 
 

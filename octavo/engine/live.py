@@ -1,0 +1,87 @@
+"""A request in the engine: what the scheduler does not need to know of it.
+
+    Live             one request: parameters, seed, what ends it, logprobs of its prompt
+      BranchState    one sequence of it: its text so far, and what its past does to its next token
+
+A branch's state is made when the branch is, grows a token at a time, and outlives preemptions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.engine.bad_words import BadWords, Spellings
+from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.logprobs import TokenLogprobs
+from octavo.engine.outputs import SequenceDelta
+from octavo.engine.params import SamplingParams
+from octavo.engine.penalties import TokenCounts
+from octavo.models import Tokenizer
+from octavo.sched import Branch, Request
+
+
+@dataclass(eq=False, slots=True)
+class BranchState:
+    """One sequence. counts and bad_words are None where no parameter needs them."""
+
+    text: Detokenizer
+    counts: TokenCounts | None
+    bad_words: BadWords | None
+    cumulative_logprob: float = 0.0
+
+    def add(self, token: int) -> None:
+        """A token was sampled: what the next one depends on."""
+        if self.counts is not None:
+            self.counts.add(token)
+        if self.bad_words is not None:
+            self.bad_words.add(token)
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """One request. spellings: the tokenizer's, if bad_words need them.
+
+    prompt_logprobs: one per prompt token as far as computed, None for the first, which nothing precedes;
+    None if not asked for. held: with best_of, the deltas of each sequence until all are done.
+    """
+
+    id: int
+    request: Request
+    params: SamplingParams
+    seed: int
+    tokenizer: Tokenizer
+    spellings: Spellings | None = None
+    stop_ids: frozenset[int] = frozenset()  # end the sequence, end-of-text included unless ignored
+    eos_ids: frozenset[int] = frozenset()
+    states: dict[Branch, BranchState] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_sent: bool = False  # they have been handed out
+    held: dict[int, SequenceDelta] = field(default_factory=dict)
+
+    def state(self, branch: Branch) -> BranchState:
+        """The state of a branch, made when it is first asked for."""
+        state = self.states.get(branch)
+        if state is None:
+            state = self.states[branch] = self._new_state()
+        return state
+
+    def banned(self, state: BranchState, position: int) -> npt.NDArray[np.int64] | None:
+        """Ids that may not be token number `position` of the output."""
+        parts = []
+        if position < self.params.min_tokens:
+            parts.append(np.array(sorted(self.stop_ids | self.eos_ids), np.int64))
+        if state.bad_words is not None:
+            parts.append(state.bad_words.banned())
+        return np.concatenate(parts) if parts else None
+
+    def _new_state(self) -> BranchState:
+        params, prompt = self.params, self.request.prompt
+        bad = params.bad_words or params.bad_words_ids
+        return BranchState(
+            Detokenizer(self.tokenizer.decode, prompt, params.stop),
+            TokenCounts(prompt) if params.penalised else None,
+            BadWords(params.bad_words, params.bad_words_ids, self.spellings, prompt) if bad else None,
+        )

@@ -1,0 +1,81 @@
+"""A step's logits to its tokens: which rows to sample, with what, and their logprobs.
+
+hidden [T, E] --rows that sample--> logits [S, V] --draws--> tokens, and logprobs where asked for
+    \\--prompt positions of requests with prompt_logprobs, a slice at a time--> their logprobs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from octavo.engine.live import Live
+from octavo.engine.logprobs import TokenLogprobs, token_logprobs
+from octavo.engine.runner import Runner
+from octavo.engine.sampler import Draw, sample
+from octavo.sched import Plan, Request
+
+_SLICE = 256  # prompt positions whose logits are in memory at once
+
+
+class Choice(NamedTuple):
+    """A sampled token; its logprobs where the request needs them."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+
+
+def choose(plan: Plan, logits: Tensor, lives: Mapping[Request, Live]) -> list[list[Choice]]:
+    """Sample each entry's `num_samples` tokens from logits `[S, V]`, a row per entry that samples."""
+    draws: list[Draw] = []
+    tops: list[int | None] = []
+    row = 0
+    for entry in plan.entries:
+        if not entry.num_samples:
+            continue
+        live, branch = lives[entry.branch.request], entry.branch
+        params, state = live.params, live.state(branch)
+        position = len(branch.tokens) - len(live.request.prompt)
+        banned = live.banned(state, position)
+        needed = params.logprobs is not None or params.best_of is not None
+        for i in range(entry.num_samples):
+            draws.append(Draw(row, params, live.seed, branch.index + i, position, banned, state.counts))
+            tops.append((params.logprobs or 0) if needed else None)
+        row += 1
+    tokens = sample(logits, draws)
+    choices = iter(_with_logprobs(logits, draws, tokens, tops))
+    return [[next(choices) for _ in range(entry.num_samples)] for entry in plan.entries]
+
+
+def score_prompts(plan: Plan, hidden: Tensor, runner: Runner, lives: Mapping[Request, Live]) -> None:
+    """Judge the prompt tokens that follow this step's positions, for requests that want them judged."""
+    end = 0
+    for entry in plan.entries:
+        first, end = end, end + len(entry.tokens)
+        live = lives[entry.branch.request]
+        done, prompt = live.prompt_logprobs, live.request.prompt
+        if done is None:
+            continue
+        # Position p judges token p + 1; the last position's logits are for the output.
+        last = min(entry.start + len(entry.tokens), len(prompt) - 1)
+        for start in range(max(entry.start, len(done) - 1), last, _SLICE):
+            stop = min(start + _SLICE, last)
+            shift = first - entry.start
+            logits = runner.logits(hidden[start + shift : stop + shift])
+            top = live.params.prompt_logprobs or 0
+            done += token_logprobs(logits, prompt[start + 1 : stop + 1], [top] * (stop - start))
+
+
+def _with_logprobs(
+    logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int], tops: Sequence[int | None]
+) -> list[Choice]:
+    wanted = [i for i, top in enumerate(tops) if top is not None]
+    if not wanted:
+        return [Choice(token, None) for token in tokens]
+    judged = token_logprobs(
+        logits[[draws[i].row for i in wanted]], [tokens[i] for i in wanted], [tops[i] or 0 for i in wanted]
+    )
+    found = dict(zip(wanted, judged, strict=True))
+    return [Choice(token, found.get(i)) for i, token in enumerate(tokens)]
