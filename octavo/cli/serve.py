@@ -1,25 +1,29 @@
-"""`octavo serve`: the OpenAI-compatible HTTP server."""
+"""`octavo serve`: the OpenAI-compatible HTTP server.
+
+bind -> listen (ready: 503) -> load -> ready: 200 -> signal -> drain -> engine ends -> close
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.errors import CommandError
-from octavo.cli.loading import SHUTDOWN_SECONDS, Rows, running_engine
-from octavo.cli.options import add_engine_options, add_model, whole_number
+from octavo.cli.loading import Rows, running_engine
+from octavo.cli.options import add_engine_options, add_model
+from octavo.cli.serve_options import KEY_VARIABLE, add_server_options
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from rich.console import Console
 
-KEY_VARIABLE = "OCTAVO_API_KEY"
-GRACE_SECONDS = 3.0
-"""How long open answers may go on after a signal."""
+    from octavo.server import ServerConfig
+    from octavo.server.keys import ApiKey
+    from octavo.server.run import HttpServer, Tls
+
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 LOOPBACK = ("127.", "::1", "localhost")
 
@@ -30,33 +34,11 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="answer OpenAI-style HTTP requests",
         description="Load a model and answer OpenAI-style HTTP requests (/v1/completions, "
-        "/v1/chat/completions, /v1/models, /health) until Ctrl-C. Any OpenAI client works: "
-        "point its base URL here.",
+        "/v1/chat/completions, /v1/responses, /v1/models, /health and more) until Ctrl-C. Any OpenAI client "
+        "works: point its base URL here.",
     )
     add_model(parser)
-    group = parser.add_argument_group("server options")
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 any network "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--port", type=whole_number(1, 65535), default=8000, help="port to listen on (default: %(default)s)"
-    )
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="refuse requests that do not carry this key as 'Authorization: Bearer KEY'. Other users of this "
-        f"machine can see a command line, so better set the variable {KEY_VARIABLE} (default: no key)",
-    )
-    group.add_argument(
-        "--max-queue",
-        type=whole_number(1, 1_000_000),
-        default=512,
-        metavar="N",
-        help="most sequences that may wait beyond --max-num-seqs; more get a 429 (default: %(default)s)",
-    )
+    add_server_options(parser)
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
@@ -65,27 +47,28 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; then finish or cut open answers and return."""
     from rich.console import Console
 
-    api_key = _api_key(args)
+    tls, keys = _tls(args), _keys(args)
     # Before the model is loaded, so that a taken port is known at once and not a minute later.
     with bind(args.host, args.port) as sock:
-        # uvicorn raises its signal again when it has shut down. As an exception that unwinds through
-        # running_engine, which stops the engine's thread; the default for SIGTERM would kill us first.
+        # As an exception SIGTERM unwinds like SIGINT, which stops the engine's thread and the server's.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        from octavo.server import ServerConfig, create_app  # imports torch
+        from octavo.server import create_app, logs  # imports torch
+        from octavo.server.run import HttpServer
 
+        logs.configure(args.log_format)
         console = Console()
-        with running_engine(args, console, _rows(args, api_key)) as thread:
-            config = ServerConfig(api_key=api_key, max_open_sequences=args.max_num_seqs + args.max_queue)
-            app = create_app(thread, config)
-
-            def ready() -> None:
-                text = ready_text(args.host, args.port, api_key is not None)
+        app = create_app(None, _config(args, keys))
+        server = HttpServer(app, sock, tls)
+        try:
+            _start(server, sock)
+            with running_engine(args, console, _rows(args, keys)) as thread:
+                app.state.context.attach(thread)
+                text = ready_text(args.host, args.port, bool(keys), tls is not None)
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-            try:
-                _listen(app, sock, ready, lambda: thread.shutdown(timeout=SHUTDOWN_SECONDS))
-            except KeyboardInterrupt:
-                console.print("stopping ...")
+                _wait(server, console, args.drain_timeout)
+        finally:
+            # The engine has ended: what was still open has got its last event by now.
+            server.stop()
     return 0
 
 
@@ -105,10 +88,11 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def ready_text(host: str, port: int, has_key: bool) -> str:
+def ready_text(host: str, port: int, has_key: bool, has_tls: bool = False) -> str:
     """What to print when requests are answered: the URL and a first request to try."""
     name = ANY_HOST.get(host, host)
-    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    scheme = "https" if has_tls else "http"
+    url = f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
     return (
         f"listening on {url} (Ctrl-C stops)\n"
@@ -117,35 +101,26 @@ def ready_text(host: str, port: int, has_key: bool) -> str:
     )
 
 
-def _listen(app: FastAPI, sock: socket.socket, ready: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Answer requests until a signal; then let open ones finish, and `stop` when they take too long."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            # With the engine stopped, what is still open ends with an error body or event of its own;
-            # uvicorn alone would cut the connections.
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(GRACE_SECONDS, loop.run_in_executor, None, stop)
-            await super().shutdown(sockets)
-            timer.cancel()
-
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(GRACE_SECONDS + SHUTDOWN_SECONDS),
-    )
-    host, port = sock.getsockname()[:2]
+def _start(server: HttpServer, sock: socket.socket) -> None:
     try:
-        Server(config).run(sockets=[sock])
+        server.start()
     except OSError as error:
         # Two servers that load at the same time can both bind; the second cannot listen.
+        host, port = sock.getsockname()[:2]
         raise _taken(host, port, error) from None
+
+
+def _wait(server: HttpServer, console: Console, seconds: float) -> None:
+    """Serve until a signal; then let open answers finish. A second signal ends that at once."""
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        try:
+            console.print(f"stopping: open requests have {seconds:g} s to finish (--drain-timeout)")
+            if not server.drain(seconds):
+                console.print("stopping: some have not finished and are ended with an error")
+        except KeyboardInterrupt:
+            console.print("stopping at once")
 
 
 def _taken(host: str, port: int, error: OSError) -> CommandError:
@@ -154,20 +129,67 @@ def _taken(host: str, port: int, error: OSError) -> CommandError:
     )
 
 
-def _api_key(args: argparse.Namespace) -> str | None:
-    key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE)
-    if key is None:
+def _config(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> ServerConfig:
+    from octavo.server import ServerConfig
+
+    return ServerConfig(
+        keys=keys,
+        max_open_sequences=args.max_num_seqs + args.max_queue,
+        request_seconds=args.request_timeout,
+        cors_origins=tuple(args.cors_origin),
+        log_prompts=args.log_prompts,
+        tool_format=args.tool_format,
+    )
+
+
+def _keys(args: argparse.Namespace) -> tuple[ApiKey, ...]:
+    secret = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE)
+    if args.api_keys is None and secret is None:
+        return ()
+    from octavo.server.keys import ApiKey, KeyFileError, read_keys  # imports torch
+
+    if args.api_keys is not None:
+        if secret is not None:
+            raise CommandError(f"give --api-keys or --api-key (or {KEY_VARIABLE}), not both")
+        return read_keys(Path(args.api_keys))
+    assert secret is not None
+    try:
+        return (ApiKey.from_secret(secret),)
+    except KeyFileError:
+        raise CommandError(
+            f"--api-key (or {KEY_VARIABLE}) must not be empty or have space around it"
+        ) from None
+
+
+def _tls(args: argparse.Namespace) -> Tls | None:
+    if args.tls_cert is None and args.tls_key is None:
         return None
-    if not key.strip() or key != key.strip():
-        raise CommandError(f"--api-key (or {KEY_VARIABLE}) must not be empty or have space around it")
-    return key
+    if args.tls_cert is None or args.tls_key is None:
+        raise CommandError("--tls-cert and --tls-key go together: give both files")
+    from octavo.server.run import Tls
+
+    tls = Tls(Path(args.tls_cert), Path(args.tls_key))
+    tls.check()
+    return tls
 
 
-def _rows(args: argparse.Namespace, api_key: str | None) -> Rows:
-    if api_key is not None:
-        key = "asked of every request but /health"
+def _rows(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> Rows:
+    if keys:
+        key = f"{len(keys)} ({', '.join(key.name for key in keys[:5])}{' ...' if len(keys) > 5 else ''})"
+        key += ", asked of every request but /health"
     elif args.host.startswith(LOOPBACK):
         key = "off: only this machine can connect"
     else:
-        key = "OFF, and other machines can connect: set --api-key"
-    return [("queue", f"up to {args.max_queue} sequences wait (--max-queue)"), ("API key", key)]
+        key = "OFF, and other machines can connect: set --api-key or --api-keys"
+    return [
+        ("queue", f"up to {args.max_queue} sequences wait (--max-queue)"),
+        (
+            "time limits",
+            f"{args.request_timeout:g} s a request, {args.drain_timeout:g} s to finish at the end",
+        ),
+        ("API key", key),
+        ("TLS", "on" if args.tls_cert else "off (--tls-cert, --tls-key)"),
+        ("CORS", ", ".join(args.cors_origin) or "off: no web page may read answers (--cors-origin)"),
+        ("tool calls", f"{args.tool_format} (--tool-format)"),
+        ("log", f"{args.log_format}, {'WITH' if args.log_prompts else 'without'} prompts and answers"),
+    ]

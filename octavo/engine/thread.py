@@ -50,11 +50,18 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
         self._lock = threading.Lock()  # guards _dead against a call put after the inbox was emptied
         self._dead: Exception | None = None
+        self._step_began: float | None = None  # while a step runs
 
     @property
     def alive(self) -> bool:
         """Whether requests are served."""
         return self._thread.is_alive() and self._dead is None
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the present step has been running; 0 between steps. A huge number is a hung engine."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def start(self) -> None:
         """Start the thread."""
@@ -146,7 +153,10 @@ class EngineThread:
         error: Exception = EngineDead("the engine was shut down")
         try:
             while self._take_calls():
-                for delta in self.engine.step():
+                self._step_began = time.monotonic()
+                deltas = self.engine.step()
+                self._step_began = None
+                for delta in deltas:
                     self._deliver(delta)
         except Exception as unexpected:
             log.exception("the engine's thread ended")

@@ -27,6 +27,7 @@ from octavo.models.tokenizer_hf import parts_from_directory
 from octavo.models.tokenizer_parts import TokenizerParts
 
 _WORD_START = "\u2581"  # SentencePiece's visible space
+_LONG_TEXT = 4096  # characters; below, the batch call's own cost is more than what it saves
 
 
 class Tokenizer:
@@ -43,7 +44,8 @@ class Tokenizer:
         self.vocab_size: int = max(self._control.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_token_id: int | None = self._id_of("bos_token")
         self.eos_token_id: int | None = self._id_of("eos_token")
-        self._marks_word_start = _WORD_START in "".join(self._encode_control("x", False)[1][:1])
+        first = self._control.encode("x", add_special_tokens=False).tokens[:1]
+        self._marks_word_start = _WORD_START in "".join(first)
         self._template: ChatTemplate | None = None
         if parts.chat_template is not None:
             self._template = ChatTemplate(parts.chat_template, self._named)
@@ -77,8 +79,8 @@ class Tokenizer:
         add_special_tokens: put the BOS (and EOS, where the model wants it) around, once.
         """
         if not allow_control:
-            return self._text.encode(text, add_special_tokens=add_special_tokens).ids
-        ids, _ = self._encode_control(text, add_special_tokens)
+            return _ids(self._text, text, add_special_tokens)
+        ids = _ids(self._control, text, add_special_tokens)
         if self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:
             del ids[0]  # the text brought its own
         return ids
@@ -152,21 +154,24 @@ class Tokenizer:
         text = self._named.get(name)
         return None if text is None else self._control.token_to_id(text)
 
-    def _encode_control(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[str]]:
-        encoding = self._control.encode(text, add_special_tokens=add_special_tokens)
-        return encoding.ids, encoding.tokens
-
     def _encode_piece(self, piece: str, continued: bool) -> list[int]:
         """Encode rendered chat text; `continued` when it is not the beginning."""
         # A special token of one character could not be cut, so it was set apart instead.
         backend = self._text if continued and piece in self._single else self._control
         if continued and self._marks_word_start:
             # SentencePiece would put a space before the piece. Behind a newline it does not.
-            newline = backend.encode("\n", add_special_tokens=False).ids
-            ids = backend.encode("\n" + piece, add_special_tokens=False).ids
+            newline = _ids(backend, "\n", False)
+            ids = _ids(backend, "\n" + piece, False)
             if ids[: len(newline)] == newline:
                 return ids[len(newline) :]
-        return backend.encode(piece, add_special_tokens=False).ids
+        return _ids(backend, piece, False)
+
+
+def _ids(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
+    """Encode one text. A long one by the batch call, which lets other threads run meanwhile."""
+    if len(text) < _LONG_TEXT:
+        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+    return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _spelling_twin(backend: Backend) -> Backend:

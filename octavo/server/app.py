@@ -1,4 +1,4 @@
-"""The application: routes about the server itself, and all parts put together."""
+"""The application: all parts put together, and the routes about models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from octavo.server import chat, completions, errors, metrics
+from octavo.server import chat, completions, errors, health, metrics
 from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
-from octavo.server.errors import EngineUnavailable, JsonResponse
+from octavo.server.errors import JsonResponse
+from octavo.server.middleware import CrashGuard, RequestLog
 
 if TYPE_CHECKING:
     from octavo.engine.thread import EngineThread
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 
-def create_app(engine_thread: EngineThread, config: ServerConfig | None = None) -> FastAPI:
-    """The ASGI application over an engine thread, which its owner starts and shuts down."""
+def create_app(engine_thread: EngineThread | None, config: ServerConfig | None = None) -> FastAPI:
+    """The ASGI application over an engine thread, which its owner starts and shuts down.
+
+    Without one it says that it is loading, until `app.state.context.attach(engine_thread)`.
+    """
     context = ServerContext(engine_thread, config or ServerConfig())
 
     @asynccontextmanager
@@ -35,22 +40,24 @@ def create_app(engine_thread: EngineThread, config: ServerConfig | None = None) 
     app = FastAPI(title="Octavo", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.context = context
     app.state.created = int(time.time())
-    app.state.metrics = metrics.Metrics(engine_thread.engine)
-    for part in (router, completions.router, chat.router, metrics.router):
+    context.when_attached(lambda thread: setattr(app.state, "metrics", metrics.Metrics(thread.engine)))
+    for part in (router, health.router, completions.router, chat.router, metrics.router):
         app.include_router(part)
     errors.install(app)
-    if context.config.api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=context.config.api_key)
+    # The last one added is the outermost.
+    app.add_middleware(CrashGuard)
+    if context.config.keys:
+        app.add_middleware(ApiKeyMiddleware, keys=context.config.keys)
+    if context.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=context.config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    app.add_middleware(RequestLog, context=context)
     return app
-
-
-@router.get("/health", response_model=None)
-async def health(request: Request) -> Response:
-    """200 while the engine thread runs, 503 while it does not. Needs no key."""
-    engine = request.app.state.context.engine
-    if not engine.alive:
-        raise EngineUnavailable("the engine is not running: still loading, stopped or dead")
-    return JsonResponse({"status": "ok", **engine.stats()})
 
 
 @router.get("/v1/models", response_model=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -9,7 +10,7 @@ from pydantic_core import from_json
 
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
-from octavo.server.errors import BodyTooLarge
+from octavo.server.errors import BodyTimeout, BodyTooLarge
 from octavo.server.schemas import GenerationRequest
 
 Schema = TypeVar("Schema", bound=GenerationRequest)
@@ -19,8 +20,16 @@ INLINE_BYTES = 64 * 1024
 
 
 async def read_request(request: Request, context: ServerContext, schema: type[Schema]) -> Schema:
-    """Read, decode and check the body. Raises BodyTooLarge, InvalidRequest, or ClientDisconnect."""
-    body = await _read_bytes(request, context.config.max_body_bytes)
+    """Read, decode and check the body.
+
+    Raises BodyTimeout, BodyTooLarge, InvalidRequest, or ClientDisconnect.
+    """
+    seconds = context.config.body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            body = await _read_bytes(request, context.config.max_body_bytes)
+    except TimeoutError:
+        raise BodyTimeout(f"the request body did not arrive within {seconds:g} s") from None
     if len(body) <= INLINE_BYTES:
         return _decode(body, schema)
     return await context.off_loop(_decode, body, schema)

@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from octavo.server.caller import Caller
 from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
 from octavo.server.generation import Piece, Usage, generate
@@ -34,11 +35,14 @@ class Call(ABC):
     object: str
     chunk_object: str
 
-    def __init__(self, context: ServerContext, request: GenerationRequest, num_prompts: int) -> None:
+    def __init__(
+        self, context: ServerContext, request: GenerationRequest, num_prompts: int, caller: Caller
+    ) -> None:
         self._context = context
         self._request = request
         self._num_prompts = num_prompts
-        self._params = request.sampling_params()
+        self._caller = caller
+        self._params = caller.bounded(request.sampling_params())
         check_token_ids(
             request.stop_token_ids, context.engine.engine.vocab_size, "stop_token_ids", "stop_token_ids"
         )
@@ -52,6 +56,10 @@ class Call(ABC):
     @abstractmethod
     def encode(self) -> list[list[int]]:
         """The token ids of each prompt. Runs in a thread."""
+
+    @abstractmethod
+    def prompt_texts(self) -> list[Any]:
+        """What was asked, for the log, where that is wanted."""
 
     @abstractmethod
     def whole_choice(self, index: int, text: str) -> Body:
@@ -77,7 +85,7 @@ class Call(ABC):
         # Nothing here is sized by n: the gate inside _pieces refuses a huge one.
         texts: defaultdict[int, list[str]] = defaultdict(list)
         ends: dict[int, Body] = {}
-        async with aclosing(self._pieces(usage)) as pieces:
+        async with aclosing(self._noted(usage)) as pieces:
             async for piece in pieces:
                 texts[piece.choice].append(piece.text)
                 if piece.finish_reason is not None:
@@ -92,7 +100,7 @@ class Call(ABC):
         """Encoded events: per choice an opening and its text, then the usage if asked for, then DONE."""
         usage = Usage()
         opened: set[int] = set()
-        async with aclosing(self._pieces(usage)) as pieces:
+        async with aclosing(self._noted(usage)) as pieces:
             async for piece in pieces:
                 if piece.choice not in opened:
                     opened.add(piece.choice)
@@ -120,11 +128,25 @@ class Call(ABC):
             self._context.engine.engine.resolve(ids, self._params)
         return prompts
 
+    async def _noted(self, usage: Usage) -> AsyncGenerator[Piece, None]:
+        """The pieces; what came of them is in the log at the end, however that comes about."""
+        texts: defaultdict[int, list[str]] = defaultdict(list)
+        try:
+            async with aclosing(self._pieces(usage)) as pieces:
+                async for piece in pieces:
+                    if self._context.config.log_prompts:
+                        texts[piece.choice].append(piece.text)
+                    yield piece
+        finally:
+            self._caller.note(usage)
+            if self._context.config.log_prompts:
+                said = ["".join(texts[index]) for index in sorted(texts)]
+                self._caller.tell(self.prompt_texts(), said)
+
     async def _pieces(self, usage: Usage) -> AsyncGenerator[Piece, None]:
         with self._context.gate.places(self._num_prompts * self._params.n):
-            engine = self._context.engine
             prompts = await self._context.off_loop(self._resolved)
-            async with aclosing(generate(engine, prompts, self._params, usage)) as pieces:
+            async with aclosing(generate(self._context, prompts, self._params, usage)) as pieces:
                 async for piece in pieces:
                     yield piece
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.server.body import read_request
 from octavo.server.call import Body, Call
+from octavo.server.caller import Caller
 from octavo.server.context import ServerContext
 from octavo.server.messages import read_messages
 from octavo.server.schemas import ChatRequest
@@ -21,7 +24,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_request(request, context, ChatRequest)
     context.check(body.model)
     messages = await context.off_loop(read_messages, body.messages)
-    return await ChatCall(context, body, messages).respond(request)
+    return await ChatCall(context, body, messages, Caller.of(request)).respond(request)
 
 
 class ChatCall(Call):
@@ -31,13 +34,18 @@ class ChatCall(Call):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, context: ServerContext, request: ChatRequest, messages: list[dict[str, str]]) -> None:
-        super().__init__(context, request, num_prompts=1)
+    def __init__(
+        self, context: ServerContext, request: ChatRequest, messages: list[dict[str, str]], caller: Caller
+    ) -> None:
+        super().__init__(context, request, 1, caller)
         self._messages = messages
 
     def encode(self) -> list[list[int]]:
         tokenizer = self._context.engine.engine.tokenizer
         return [tokenizer.encode_chat(self._messages, add_generation_prompt=True)]
+
+    def prompt_texts(self) -> list[Any]:
+        return list(self._messages)
 
     def whole_choice(self, index: int, text: str) -> Body:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}

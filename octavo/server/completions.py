@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.server.body import read_request
 from octavo.server.call import Body, Call
+from octavo.server.caller import Caller
 from octavo.server.context import ServerContext
 from octavo.server.prompts import Prompt, read_prompts
 from octavo.server.schemas import CompletionRequest
@@ -22,7 +25,7 @@ async def create_completion(request: Request) -> Response:
     context.check(body.model)
     # A prompt may be a million token ids to look at.
     prompts = await context.off_loop(read_prompts, body.prompt, context.engine.engine.vocab_size)
-    return await CompletionCall(context, body, prompts).respond(request)
+    return await CompletionCall(context, body, prompts, Caller.of(request)).respond(request)
 
 
 class CompletionCall(Call):
@@ -32,8 +35,10 @@ class CompletionCall(Call):
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, context: ServerContext, request: CompletionRequest, prompts: list[Prompt]) -> None:
-        super().__init__(context, request, len(prompts))
+    def __init__(
+        self, context: ServerContext, request: CompletionRequest, prompts: list[Prompt], caller: Caller
+    ) -> None:
+        super().__init__(context, request, len(prompts), caller)
         self._prompts = prompts
         self._echo = request.echo
         self._echoes: list[str] = []
@@ -45,6 +50,9 @@ class CompletionCall(Call):
                 prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in self._prompts
             ]
         return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
+
+    def prompt_texts(self) -> list[Any]:
+        return list(self._prompts)
 
     def whole_choice(self, index: int, text: str) -> Body:
         return {"text": self._echoed(index) + text}

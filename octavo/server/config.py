@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.server.keys import ApiKey
+
 
 @dataclass(frozen=True)
 class ServerConfig:
     """How the HTTP API behaves.
 
-    `api_key`: when set, every route but /health asks for `Authorization: Bearer <api_key>`.
+    `keys`: with any, every route but the health routes asks for `Authorization: Bearer <key>`.
     `max_open_sequences`: running and waiting together, over all requests; more are answered with 429.
     `max_body_bytes`: a larger request body is answered with 413.
+    `body_seconds`: how long a client may take to send a body; longer is answered with 408.
+    `request_seconds`: how long a request may take, waiting included; longer ends with code request_timeout.
+    `cors_origins`: web pages from these origins may read answers; "*" is any. None by default.
+    `log_prompts`: write what was asked and answered to the log, which otherwise never holds any of it.
+    `tool_format`: "hermes" or "llama" as the form of tool calls; "auto" looks at the chat template.
     """
 
-    api_key: str | None = None
+    keys: tuple[ApiKey, ...] = ()
     max_open_sequences: int = 576
     max_body_bytes: int = 16 * 1024 * 1024
+    body_seconds: float = 60.0
+    request_seconds: float = 3600.0
+    cors_origins: tuple[str, ...] = ()
+    log_prompts: bool = False
+    tool_format: str = "auto"

@@ -1,4 +1,9 @@
-"""What the routes share: the engine, the settings, the gate, and threads for slow text work."""
+"""What the routes share: the engine and its life cycle, the settings, the gate, threads for slow text work.
+
+loading --attach()--> serving --drain()--> draining --cut()--> cut
+                         |
+                         +-- the engine's thread ends or its step hangs: dead, stuck
+"""
 
 from __future__ import annotations
 
@@ -18,16 +23,73 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TEXT_THREADS = 2
+STUCK_SECONDS = 300.0
+"""A single step of the engine that takes longer than this counts as hung."""
 
 
 class ServerContext:
-    """One server's shared state. Used from the event loop only; `off_loop` is the way out of it."""
+    """One server's shared state. Used from the event loop; `off_loop` is the way out of it.
 
-    def __init__(self, engine: EngineThread, config: ServerConfig) -> None:
-        self.engine = engine
+    `attach`, `drain` and `cut` may be called from any thread: each sets one attribute.
+    """
+
+    def __init__(self, engine: EngineThread | None, config: ServerConfig) -> None:
         self.config = config
         self.gate = Gate(config.max_open_sequences)
+        self.under_way = 0  # POST requests, from their first byte to their last
+        self._engine = engine
+        self._hooks: list[Callable[[EngineThread], None]] = []
+        self._draining = False
+        self._cut = False
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="octavo-text")
+
+    # -- life cycle ----------------------------------------------------------------------------
+
+    def when_attached(self, hook: Callable[[EngineThread], None]) -> None:
+        """Call `hook` with the engine before the first request is taken; now, if it is here already."""
+        if self._engine is not None:
+            hook(self._engine)
+        else:
+            self._hooks.append(hook)
+
+    def attach(self, engine: EngineThread) -> None:
+        """The model is loaded: requests are taken from now on."""
+        for hook in self._hooks:
+            hook(engine)
+        self._engine = engine
+
+    def drain(self) -> None:
+        """Take no more requests; those under way go on."""
+        self._draining = True
+
+    def cut(self) -> None:
+        """End what is still under way with an error; for an engine that no longer can."""
+        self._cut = True
+
+    @property
+    def engine(self) -> EngineThread:
+        """The engine. Raises EngineUnavailable while the model is loading."""
+        if self._engine is None:
+            raise EngineUnavailable("the model is still loading; ask /health/ready when it is")
+        return self._engine
+
+    @property
+    def state(self) -> str:
+        """loading, serving, draining, stuck or dead."""
+        if self._engine is None:
+            return "draining" if self._draining else "loading"
+        if not self._engine.alive:
+            return "dead"
+        if self._engine.step_seconds > STUCK_SECONDS:
+            return "stuck"
+        return "draining" if self._draining else "serving"
+
+    @property
+    def running(self) -> bool:
+        """Whether requests under way can still be finished."""
+        return not self._cut and self.state in ("serving", "draining")
+
+    # -- requests ------------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
@@ -35,9 +97,10 @@ class ServerContext:
         return self.engine.engine.model_name
 
     def check(self, model: str | None) -> None:
-        """Raise EngineUnavailable when no engine runs, UnknownModel for any name but the served one."""
-        if not self.engine.alive:
-            raise EngineUnavailable("the engine is not running; see /health and the server's log")
+        """Raise EngineUnavailable when no requests are taken, UnknownModel for another model's name."""
+        state = self.state
+        if state != "serving":
+            raise EngineUnavailable(_REASONS[state])
         if model is not None:
             self.check_name(model)
 
@@ -54,3 +117,11 @@ class ServerContext:
     def close(self) -> None:
         """Stop the threads; work that has not started is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+_REASONS = {
+    "loading": "the model is still loading; ask /health/ready when it is",
+    "draining": "the server is shutting down and takes no more requests",
+    "stuck": f"a step of the engine has run for more than {STUCK_SECONDS:.0f} s; see the server's log",
+    "dead": "the engine is not running; see /health and the server's log",
+}

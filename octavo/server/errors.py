@@ -70,6 +70,31 @@ class QueueFull(ApiError):
     headers = {"Retry-After": "1"}  # noqa: RUF012
 
 
+class TooManyRequests(ApiError):
+    """A key has as many requests under way as it may have."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_requests"
+    headers = {"Retry-After": "1"}  # noqa: RUF012
+
+
+class BodyTimeout(ApiError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+    headers = {"Connection": "close"}  # noqa: RUF012
+
+
+class RequestTimeout(ApiError):
+    """The request took longer than the server lets any take."""
+
+    status = 504
+    code = "request_timeout"
+
+
 class EngineFailure(ApiError):
     """The engine gave up on this request."""
 
@@ -77,10 +102,11 @@ class EngineFailure(ApiError):
 
 
 class EngineUnavailable(ApiError):
-    """The engine is not running: still loading, stopped or dead."""
+    """The engine takes no requests: still loading, draining, stopped, stuck or dead."""
 
     status = 503
     code = "engine_unavailable"
+    headers = {"Retry-After": "5"}  # noqa: RUF012
 
 
 def error_body(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -123,6 +149,11 @@ class JsonResponse(Response):
 
 
 async def _answer(request: Request, error: Exception) -> Response:
+    return answer_for(error)
+
+
+def answer_for(error: Exception) -> Response:
+    """The HTTP answer for any error."""
     status, body = describe(error)
     headers = getattr(error, "headers", None)
     return JsonResponse(body, status_code=status, headers=headers)
@@ -137,5 +168,3 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OctavoError, _answer)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(ClientDisconnect, _client_left)
-    # Starlette raises the error again after this answer, so that the log gets its traceback.
-    app.add_exception_handler(Exception, _answer)

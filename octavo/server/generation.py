@@ -10,6 +10,7 @@ request and frees its blocks.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
-from octavo.server.errors import EngineFailure, EngineUnavailable
+from octavo.server.context import ServerContext
+from octavo.server.errors import EngineFailure, EngineUnavailable, RequestTimeout
 
 if TYPE_CHECKING:
     from octavo.engine.thread import EngineThread
@@ -64,12 +66,15 @@ class Usage:
 
 
 async def generate(
-    engine: EngineThread, prompts: Sequence[list[int]], params: SamplingParams, usage: Usage
+    context: ServerContext, prompts: Sequence[list[int]], params: SamplingParams, usage: Usage
 ) -> AsyncGenerator[Piece, None]:
     """Run all `prompts` at once and yield their pieces as they come, adding to `usage`.
 
-    Raises what the engine raised for any of them, and EngineUnavailable when it died without a word.
+    Raises what the engine raised for any of them, EngineUnavailable when it died without a word, and
+    RequestTimeout when all of it takes longer than a request may.
     """
+    engine = context.engine
+    end = time.monotonic() + context.config.request_seconds
     queue: Queue = asyncio.Queue()
     pumps = [
         asyncio.create_task(_pump(engine, index, ids, params, queue)) for index, ids in enumerate(prompts)
@@ -77,7 +82,7 @@ async def generate(
     unfinished = len(pumps)
     try:
         while unfinished:
-            index, item = await _next(queue, engine)
+            index, item = await _next(queue, context, end)
             if isinstance(item, Exception):
                 raise item
             if item.error is not None:
@@ -114,12 +119,18 @@ async def _pump(
         queue.put_nowait((index, error))
 
 
-async def _next(queue: Queue, engine: EngineThread) -> tuple[int, RequestDelta | Exception]:
+async def _next(queue: Queue, context: ServerContext, end: float) -> tuple[int, RequestDelta | Exception]:
     while True:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise RequestTimeout(
+                f"the request took longer than the {context.config.request_seconds:g} s that one may take "
+                "(--request-timeout)"
+            )
         try:
-            async with asyncio.timeout(LIVENESS_SECONDS):
+            async with asyncio.timeout(min(left, LIVENESS_SECONDS)):
                 return await queue.get()
         except TimeoutError:
-            # A thread that died cannot tell us, so we ask.
-            if not engine.alive:
-                raise EngineUnavailable("the engine died while the request was running") from None
+            # A thread that died or hangs cannot tell us, so we ask.
+            if not context.running:
+                raise EngineUnavailable("the engine stopped while the request was running") from None

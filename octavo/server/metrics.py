@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from octavo.engine.observe import Observer
 from octavo.errors import InvalidRequest
+from octavo.server.context import ServerContext
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -316,4 +317,6 @@ async def metrics(request: Request, prefix: str = PREFIX) -> Response:
         raise InvalidRequest(
             "prefix must be letters, digits and underscores, perhaps with a colon at its end", param="prefix"
         )
+    context: ServerContext = request.app.state.context
+    context.engine  # noqa: B018 - raises while loading
     return Response(request.app.state.metrics.text(prefix), media_type=CONTENT_TYPE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -17,21 +19,31 @@ import pytest
 
 from octavo.cli.main import main
 from octavo.cli.serve import ready_text
+from tests.server.conftest import wait_for
 from tests.server.fake_engine import FakeEngineThread
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import os, sys
-from octavo.cli import loading, serve
+import os, sys, time
+from octavo.cli import loading
+from octavo.cli.errors import CommandError
 from octavo.cli.main import main
+from tests.server.conftest import wait_for
 from tests.server.fake_engine import FakeEngineThread
-thread = FakeEngineThread(delay=0.1)
+thread = FakeEngineThread(delay=float(os.environ.get("SLOW", "0.1")))
 def start(engine):
     thread.start()
     return thread
-loading.load_engine = lambda config: print("loaded", flush=True) or thread.engine
+def load(config):
+    if "HOLD" in os.environ:  # loading goes on until that file is there
+        while not os.path.exists(os.environ["HOLD"]):
+            time.sleep(0.01)
+        if open(os.environ["HOLD"]).read():
+            raise CommandError("the model cannot be read")
+    print("loaded", flush=True)
+    return thread.engine
+loading.load_engine = load
 loading.start_thread = start
-serve.GRACE_SECONDS = float(os.environ.get("GRACE", serve.GRACE_SECONDS))
 code = main(sys.argv[1:])
 print("end", code, thread.stopped, thread.running, flush=True)
 sys.exit(code)
@@ -99,12 +111,13 @@ def test_serves_until_a_signal(start: Start, port: int, number: signal.Signals) 
         assert "data: [DONE]" in list(lines)  # an open answer may finish
     out, err = process.communicate(timeout=10)
     assert out.endswith("end 0 True 0\n")
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0
+    assert access_only(err), err
 
 
 def test_long_answers_are_cut(start: Start, port: int) -> None:
     """After the grace time an open stream ends with an error event, and the process ends cleanly."""
-    process = start("--port", str(port), GRACE="0.3")
+    process = start("--port", str(port), "--drain-timeout", "0.3")
     read_until(process, "try: curl")
     url = f"http://127.0.0.1:{port}/v1/completions"
     with httpx.stream("POST", url, json={"prompt": "a", "stream": True}) as stream:
@@ -114,7 +127,143 @@ def test_long_answers_are_cut(start: Start, port: int) -> None:
         assert "the engine was shut down" in [line for line in lines if line][-1]
     out, err = process.communicate(timeout=10)
     assert out.endswith("end 0 True 0\n")
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0
+    assert access_only(err), err
+
+
+def access_only(err: str) -> bool:
+    """Whether standard error holds nothing but the lines of the access log."""
+    return all(" INFO octavo.access request " in line for line in err.splitlines())
+
+
+def test_loading(start: Start, port: int, tmp_path: Path) -> None:
+    """The port answers before the model is loaded: alive, not ready; requests get a 503 until it is."""
+    hold, url = tmp_path / "go", f"http://127.0.0.1:{port}"
+    process = start("--port", str(port), HOLD=str(hold))
+    wait_for(lambda: reachable(port), 20)
+    assert httpx.get(f"{url}/health/live").json()["state"] == "loading"
+    for path in ("/health/ready", "/health", "/v1/models"):
+        assert httpx.get(url + path).status_code == 503
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 503
+    assert "loading" in answer.json()["error"]["message"]
+    hold.touch()
+    read_until(process, "try: curl")
+    assert httpx.get(f"{url}/health/ready").status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_loading_fails(start: Start, port: int, tmp_path: Path) -> None:
+    """A model that cannot be loaded ends the process with one line, though the port was answering."""
+    hold = tmp_path / "go"
+    process = start("--port", str(port), HOLD=str(hold))
+    wait_for(lambda: reachable(port), 20)
+    hold.write_text("fail")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert err == "octavo: error: the model cannot be read\n"
+
+
+def test_signal_while_loading(start: Start, port: int, tmp_path: Path) -> None:
+    """SIGTERM while the model is loading ends the process at once."""
+    process = start("--port", str(port), HOLD=str(tmp_path / "never"))
+    wait_for(lambda: reachable(port), 20)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_drain(start: Start, port: int) -> None:
+    """While draining, what is under way goes on, not ready is said, and new requests are refused."""
+    process = start("--port", str(port))
+    read_until(process, "try: curl")
+    url = f"http://127.0.0.1:{port}"
+    body = {"prompt": "a", "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
+        assert httpx.get(f"{url}/health/live").json()["state"] == "draining"
+        refused = httpx.post(f"{url}/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert "shutting down" in refused.json()["error"]["message"]
+        assert "data: [DONE]" in list(lines)
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_second_signal_ends_the_drain(start: Start, port: int) -> None:
+    """A second signal does not wait for --drain-timeout; the open stream still ends with an error event."""
+    process = start("--port", str(port), SLOW="0.5")
+    read_until(process, "try: curl")
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    with httpx.stream("POST", url, json={"prompt": "a", "stream": True}, timeout=20) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "stopping: open requests")
+        process.send_signal(signal.SIGTERM)
+        assert '"error"' in [line for line in lines if line][-1]
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_api_keys_from_a_file(start: Start, port: int, tmp_path: Path) -> None:
+    """--api-keys reads a file; every key of it opens the server, and their names are shown, not they."""
+    path = tmp_path / "keys.toml"
+    path.write_text('[[key]]\nname = "ann"\nkey = "s3cret"\n[[key]]\nname = "bob"\nkey = "other"\n')
+    process = start("--port", str(port), "--api-keys", str(path))
+    shown = read_until(process, "try: curl")
+    assert "2 (ann, bob)" in shown
+    assert "s3cret" not in shown
+    url = f"http://127.0.0.1:{port}/v1/models"
+    for key, status in (("s3cret", 200), ("other", 200), ("ann", 401)):
+        assert httpx.get(url, headers={"Authorization": f"Bearer {key}"}).status_code == status
+
+
+def test_tls(start: Start, port: int, tmp_path: Path) -> None:
+    """With a certificate the server speaks HTTPS, and the printed URL says so."""
+    cert, key = certificate(tmp_path)
+    process = start("--port", str(port), "--tls-cert", str(cert), "--tls-key", str(key))
+    assert f"https://127.0.0.1:{port}/v1" in read_until(process, "try: curl")
+    trust = ssl.create_default_context(cafile=str(cert))
+    assert httpx.get(f"https://localhost:{port}/health", verify=trust).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--tls-cert", "x.pem"), "--tls-key"),
+        (("--tls-cert", "x.pem", "--tls-key", "y.pem"), "x.pem"),
+        (("--api-keys", "none.toml"), "none.toml"),
+        (("--api-keys", "none.toml", "--api-key", "k"), "--api-keys"),
+    ],
+)
+def test_bad_files(
+    engine: FakeEngineThread, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], named: str
+) -> None:
+    """A missing or half given file is refused before anything is loaded, by its name."""
+    assert main(["serve", *options]) == 2
+    assert named in capsys.readouterr().err
+    assert engine.configs == []
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, made by openssl."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+def reachable(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_port_in_use(start: Start) -> None:

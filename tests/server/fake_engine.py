@@ -61,6 +61,7 @@ class FakeEngineThread:
 
     engine: FakeEngine = field(default_factory=FakeEngine)
     alive: bool = True
+    step_seconds: float = 0.0
     delay: float = 0.0  # seconds before each token
     stalled: bool = False  # as if queued for ever
     fail_on: str = ""  # raise for this prompt, at once

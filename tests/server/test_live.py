@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from octavo.server import ServerConfig
+from octavo.server.keys import ApiKey
 
 from .conftest import Serve, wait_for
 from .fake_engine import WORDS, FakeEngineThread
@@ -152,7 +153,7 @@ class TestOfficialClient:
 
     def test_errors(self, serve: Serve, engine: FakeEngineThread) -> None:
         """Errors arrive as its own types, and a failure within a stream raises."""
-        url = serve(ServerConfig(api_key="k"))
+        url = serve(ServerConfig(keys=(ApiKey.from_secret("k"),)))
         client = connect(url)
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model="fake/model", prompt="a", frequency_penalty=1)

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.engine import Engine, EngineConfig, EngineThread
 from octavo.models import load_model
 from octavo.server import ServerConfig, create_app
+from octavo.server.keys import ApiKey
 from tests.engine.helpers import tiny_checkpoint
 
 from .conftest import wait_for
@@ -161,7 +162,7 @@ def _params() -> Any:
 
 def test_a_key_covers_metrics(engine: EngineThread) -> None:
     """With a key set, a scrape needs it."""
-    with TestClient(create_app(engine, ServerConfig(api_key="k"))) as client:
+    with TestClient(create_app(engine, ServerConfig(keys=(ApiKey.from_secret("k"),)))) as client:
         assert client.get("/metrics").status_code == 401
         assert client.get("/metrics", headers={"Authorization": "Bearer k"}).status_code == 200
 

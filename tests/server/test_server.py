@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from octavo.engine.errors import EngineDead
 from octavo.errors import OctavoError
 from octavo.server import ServerConfig, create_app
+from octavo.server.keys import ApiKey
 
 from .fake_engine import FakeEngineThread
 
@@ -137,7 +138,7 @@ class TestApiKey:
 
     @pytest.fixture
     def client(self, engine: FakeEngineThread) -> Iterator[TestClient]:
-        with TestClient(create_app(engine, ServerConfig(api_key=KEY))) as client:
+        with TestClient(create_app(engine, ServerConfig(keys=(ApiKey.from_secret(KEY),)))) as client:
             yield client
 
     @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer ", "Bearer secret", f"Basic {KEY}", KEY])

@@ -1,0 +1,59 @@
+"""Who makes a request: the key that it came with, what that allows, and its line in the log."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import Request
+
+from octavo.engine.params import SamplingParams
+from octavo.errors import InvalidRequest
+from octavo.server.generation import Usage
+from octavo.server.keys import ApiKey
+
+logger = logging.getLogger("octavo.server")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The key, None where none is asked for, and the fields of the request's log line."""
+
+    key: ApiKey | None = None
+    request_id: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Request) -> Caller:
+        """From what the middleware found out."""
+        state = request.state
+        return cls(getattr(state, "key", None), state.request_id, state.log)
+
+    def bounded(self, params: SamplingParams) -> SamplingParams:
+        """`params` within the key's max_tokens. Raises InvalidRequest when they ask for more."""
+        limit = self.key.max_tokens if self.key is not None else None
+        if self.key is None or limit is None:
+            return params
+        if params.max_tokens is None:
+            return replace(params, max_tokens=limit)
+        if params.max_tokens > limit:
+            raise InvalidRequest(
+                f"max_tokens is {params.max_tokens}, and key {self.key.name!r} may ask for at most {limit}",
+                param="max_tokens",
+            )
+        return params
+
+    def note(self, usage: Usage) -> None:
+        """Put the token counts in the log line."""
+        body = usage.body()
+        self.fields.update(
+            prompt_tokens=body["prompt_tokens"],
+            completion_tokens=body["completion_tokens"],
+            cached_tokens=body["prompt_tokens_details"]["cached_tokens"],
+        )
+
+    def tell(self, prompts: list[Any], texts: list[str]) -> None:
+        """Log what was asked and answered; only where the server was started to do so."""
+        fields = {"request_id": self.request_id, "prompts": prompts, "texts": texts}
+        logger.info("answered", extra={"fields": fields})

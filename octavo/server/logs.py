@@ -1,0 +1,61 @@
+"""How log records of `octavo.*` are written: lines for people, or one JSON object a line.
+
+A record may carry `extra={"fields": {...}}`; the fields are appended to the line, or are keys of the object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+FORMATS = ("text", "json")
+
+
+def configure(form: str, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Write the records of all `octavo` loggers to `stream` (standard error) in the form text or json.
+
+    Called again it replaces what it did before. Other libraries' loggers are left alone.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger("octavo")
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    root.propagate = False
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01 INFO octavo.access request status=200 ...`; strings with spaces are quoted."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        # A line break in what a client sent must not start a line of its own.
+        line = super().formatMessage(record).replace("\n", "\\n").replace("\r", "\\r")
+        return " ".join([line, *(f"{name}={_plain(value)}" for name, value in fields.items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, the fields, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text and text else json.dumps(text)

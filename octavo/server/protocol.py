@@ -1,0 +1,73 @@
+"""uvicorn's HTTP protocol with two bounds that it lacks, so that idle connections cost nothing for long.
+
+a connection whose request head is not complete within HEAD_SECONDS is closed
+a connection that takes no byte of its answer for STALL_SECONDS is cut, which ends its request
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10.0
+STALL_SECONDS = 60.0
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._disarm_head()
+        self._disarm_stall()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_SECONDS, self._cut)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm_stall()
+
+    def _watch_head(self) -> None:
+        """Run the timer while a request head is awaited, and not while one is answered."""
+        idle = self.cycle is not None and self.timeout_keep_alive_task is not None  # uvicorn's own timer runs
+        if self.conn.their_state is not h11.IDLE or idle:
+            self._disarm_head()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _cut(self) -> None:
+        self.transport.abort()  # close() would wait for the bytes that nobody takes
+
+    def _disarm_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _disarm_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
