@@ -20,12 +20,14 @@ from octavo.attention import _cpu
 from octavo.attention.checks import check_copies
 from octavo.attention.errors import BackendUnavailable, BatchError
 from octavo.attention.interface import AttentionBatch, LayerCache
+from octavo.attention.rotate import rotate_in_place
 
 ISAS: tuple[str, ...] = tuple(_cpu.available_isas())  # fastest first; "baseline" is always there
 
 _STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _COMPUTED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_WINDOW = 2**31 - 1
+_NO_ROTATION = (0, (0, 0), 0, 0, 0)
 
 
 class CpuBackend:
@@ -60,7 +62,7 @@ class CpuBackend:
         Slots must be distinct. Rounds to nearest, ties to even; int8 as in quant.py. Raises
         BatchError on a slot outside the cache, before anything is written. Cost O(T).
         """
-        self._write(key, value, cache, slots, (0, (0, 0), 0, 0, 0))
+        self._write(key, value, cache, slots, _NO_ROTATION)
 
     def rotate_and_write_kv(
         self,
@@ -74,24 +76,29 @@ class CpuBackend:
     ) -> None:
         """Rotate query `[T, Hq, D]` and key `[T, Hkv, D]` in place by cos and sin, then write_kv.
 
-        All float32; D is even and dimension i pairs with i + D / 2; cos and sin `[T, 1, D / 2]` or
-        `[T, D / 2]`. The bits are those of separate products and sums in torch.
+        cos and sin `[T, 1, D / 2]` or `[T, D / 2]`; dimension i pairs with i + D / 2. One pass over the
+        rows in float32, with the bits of separate products and sums in torch; in bfloat16 and float16,
+        where torch rounds after each of them, the rotation is torch's. Raises BatchError as write_kv
+        does, and on shapes and dtypes that do not fit; in float32 before anything is changed.
         """
         tokens, num_heads, head_dim = query.shape
-        for name, heads in (("query", query), ("key", key)):
-            if heads.dtype != torch.float32 or heads.stride(2) != 1 or head_dim % 2:
-                raise BatchError(
-                    f"{name} is {heads.dtype} with strides {heads.stride()} and {head_dim} dimensions; "
-                    "rotation needs float32, a dense last axis and an even number"
-                )
-        for name, angles in (("cos", cos), ("sin", sin)):
-            if angles.numel() != tokens * head_dim // 2 or angles.dtype != torch.float32:
-                raise BatchError(
-                    f"{name} is {angles.dtype} of shape {tuple(angles.shape)}; "
-                    f"it must be float32 of shape ({tokens}, {head_dim // 2})"
-                )
-        if key.shape[0] != tokens or key.shape[2] != head_dim:
-            raise BatchError(f"key has shape {tuple(key.shape)} beside a query of {tuple(query.shape)}")
+        if key.shape[0] != tokens or key.shape[2] != head_dim or key.dtype != query.dtype or head_dim % 2:
+            raise BatchError(
+                f"query is {query.dtype} of shape {tuple(query.shape)} and key {key.dtype} of shape "
+                f"{tuple(key.shape)}; rotation needs one dtype, as many tokens and one even last axis"
+            )
+        wanted = tokens * head_dim // 2
+        if cos.numel() != wanted or sin.numel() != wanted or not cos.dtype == sin.dtype == query.dtype:
+            raise BatchError(
+                f"cos is {cos.dtype} of shape {tuple(cos.shape)} and sin {sin.dtype} of shape "
+                f"{tuple(sin.shape)}; they must be {query.dtype} of shape ({tokens}, {head_dim // 2})"
+            )
+        if query.dtype != torch.float32 or query.stride(2) != 1 or key.stride(2) != 1:
+            cos, sin = cos.view(tokens, 1, -1), sin.view(tokens, 1, -1)
+            rotate_in_place(query, cos, sin)
+            rotate_in_place(key, cos, sin)
+            self._write(key, value, cache, slots, _NO_ROTATION)
+            return
         cos, sin = cos.contiguous(), sin.contiguous()
         rotary = query.data_ptr(), query.stride()[:2], num_heads, cos.data_ptr(), sin.data_ptr()
         self._write(key, value, cache, slots, rotary)

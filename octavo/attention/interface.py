@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from octavo.attention.rotate import rotate_in_place
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
@@ -83,12 +85,31 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """What a kernel package provides."""
+    """What a kernel package provides. A class that derives from this one inherits rotate_and_write_kv."""
 
     name: str
 
     def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key and value `[T, Hkv, D]` at slots `[T]` (block * block_size + offset)."""
+
+    def rotate_and_write_kv(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: LayerCache,
+        slots: Tensor,
+    ) -> None:
+        """Rotate query `[T, Hq, D]` and key `[T, Hkv, D]` in place, then write_kv.
+
+        cos and sin `[T, 1, D/2]`, all in one dtype. Dimension i pairs with i + D/2. The default takes
+        two steps; a backend may take one.
+        """
+        rotate_in_place(query, cos, sin)
+        rotate_in_place(key, cos, sin)
+        self.write_kv(key, value, cache, slots)
 
     def paged_attention(
         self,

@@ -22,12 +22,12 @@ from torch import Tensor
 from octavo.attention.checks import check_copies
 from octavo.attention.dense import Rules, dense_attention
 from octavo.attention.errors import BatchError
-from octavo.attention.interface import AttentionBatch, LayerCache
+from octavo.attention.interface import AttentionBackend, AttentionBatch, LayerCache
 from octavo.attention.plan import Chunk, DecodeGroup, StepPlan
 from octavo.attention.quant import quantize
 
 
-class ReferenceBackend:
+class ReferenceBackend(AttentionBackend):
     """`AttentionBackend` in torch, for any block size, group size and head dimension.
 
     compute_dtype is that of scores and sums: float32, or float64 for an oracle. The plan of the last

@@ -1,7 +1,7 @@
 """One decoder for the Llama family, on flat ragged tokens and a paged cache.
 
     token_ids [T] -> embedding [T, E]
-      per layer:  norm -> qkv [T, (Hq + 2 Hkv) D] -> (q/k norm) -> rotary -> write_kv
+      per layer:  norm -> qkv [T, (Hq + 2 Hkv) D] -> (q/k norm) -> rotary and write_kv
                   -> paged_attention [T, Hq, D] -> output projection -> + residual
                   norm -> gate|up [T, 2 I] -> silu(gate) * up -> down -> + residual
     hidden [T, E]   --rows to sample-->   final norm -> head -> logits [S, V] float32
@@ -23,7 +23,7 @@ from torch import Tensor
 from octavo.attention.interface import AttentionBackend, AttentionBatch, LayerCache
 from octavo.models.config import ModelConfig
 from octavo.models.errors import ModelError
-from octavo.models.rope import RotaryTable, rotate_in_place
+from octavo.models.rope import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights and of the hidden states; caches should use it too."""
+        """Of the weights and of the hidden states; a cache may have another."""
         return self._embedding.dtype
 
     @property
@@ -136,9 +136,7 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             query.copy_(self._norm(query, layer.q_norm))
             key.copy_(self._norm(key, layer.k_norm))
-        # Query and key heads lie side by side and turn by the same angles: one call for both.
-        rotate_in_place(qkv[:, : q_heads + kv_heads], cos, sin)
-        backend.write_kv(key, value, cache, batch.slots)
+        backend.rotate_and_write_kv(query, key, value, cos, sin, cache, batch.slots)
         # One tensor, since return_lse is not asked for.
         out = cast(Tensor, backend.paged_attention(query, cache, batch, scale=self._scale, window=window))
         # [T, Hq, D] -> [T, Hq D]

@@ -2,8 +2,9 @@
 
     inverse frequencies [D/2] --x position--> angles --> table of cos and sin, [P, D/2] each, float32
 
-Owns the table and its growth. Formulas: RoFormer (Su et al. 2021); "llama3" is the smoothing that
-Meta published with Llama 3.1; both written to agree with transformers' modeling_rope_utils.
+Owns the table and its growth; the attention backend rotates heads as it writes keys. Formulas: RoFormer
+(Su et al. 2021); "llama3" is the smoothing that Meta published with Llama 3.1; both written to agree with
+transformers' modeling_rope_utils.
 """
 
 from __future__ import annotations
@@ -75,11 +76,3 @@ class RotaryTable:
         size = 1 << max(needed - 1, 1).bit_length()
         angles = torch.arange(size, dtype=torch.float32)[:, None] * self._frequencies
         self._cos, self._sin = angles.cos(), angles.sin()
-
-
-def rotate_in_place(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate heads `[T, H, D]` by cos and sin `[T, 1, D/2]`; dimension i pairs with i + D/2."""
-    first, second = heads.chunk(2, dim=-1)  # [T, H, D] -> views 2 x [T, H, D/2]
-    turned = first * sin
-    first.mul_(cos).sub_(second * sin)
-    second.mul_(cos).add_(turned)

@@ -103,6 +103,48 @@ def test_rotation_has_the_bits_of_torch(head_dim: int, isa: str) -> None:
     assert torch.equal(cache.value.view(-1, HEADS, head_dim)[slots], qkv[:, 3 * HEADS :])
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotating_and_writing_is_both_in_turn(dtype: torch.dtype, source: torch.dtype) -> None:
+    """In every pair of formats, what is left in query, key and cache is what two plain steps leave."""
+    qkv = torch.randn(300, 5 * HEADS, 24).to(source)
+    cos, sin = torch.randn(2, 300, 1, 12).to(source)
+    slots = torch.randperm(400)[:300]
+    left = []
+    for backend in (CpuBackend(), ReferenceBackend()):
+        torch.manual_seed(1)
+        cache = random_cache(dtype, 24, blocks=80)
+        query, key, value = qkv.clone().tensor_split((3 * HEADS, 4 * HEADS), dim=1)
+        backend.rotate_and_write_kv(query, key, value, cos, sin, cache, slots)
+        left.append((query, key, value, cache))
+    one, two = left
+    assert all(torch.equal(a, b) for a, b in zip(one[:3], two[:3], strict=True))
+    assert not torch.equal(one[0], qkv[:, : 3 * HEADS])
+    assert same(one[3], two[3])
+
+
+@pytest.mark.parametrize("wrong", ["cos in bfloat16", "short sin", "odd", "key in float16", "slot"])
+def test_a_bad_rotation_changes_nothing(wrong: str) -> None:
+    """It raises before a row is rotated or a slot written."""
+    dim = 15 if wrong == "odd" else 16
+    query, key, value = torch.randn(4, 6, dim), torch.randn(4, HEADS, dim), torch.randn(4, HEADS, dim)
+    cos, sin = torch.randn(2, 4, 1, dim // 2)
+    slots = torch.tensor([0, 1, 2, 45 if wrong == "slot" else 3])
+    if wrong == "cos in bfloat16":
+        cos = cos.bfloat16()
+    elif wrong == "short sin":
+        sin = sin[:3]
+    elif wrong == "key in float16":
+        key = key.half()
+    before, cache = (query.clone(), key.clone()), random_cache(torch.float32, dim)
+    want = clone(cache)
+    with pytest.raises(BatchError):
+        CpuBackend().rotate_and_write_kv(query, key, value, cos, sin, cache, slots)
+    assert torch.equal(query, before[0])
+    assert torch.equal(key, before[1])
+    assert same(cache, want)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_copies_apply_in_order(dtype: torch.dtype) -> None:
     """Lists of copies, chains and repeats among them, leave what the reference leaves; scales too."""

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from octavo.attention.interface import AttentionBatch, LayerCache
+from octavo.attention.interface import AttentionBackend, AttentionBatch, LayerCache
 from octavo.attention.reference import ReferenceBackend
 from octavo.models import Decoder
 from octavo.models.config import config_from_hf
@@ -76,7 +76,13 @@ def expected_logits(model: Any, ids: Sequence[int]) -> Tensor:
 
 
 def paged_logits(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], chunk: int = 10_000, block_size: int = 4
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    chunk: int = 10_000,
+    block_size: int = 4,
+    *,
+    backend: AttentionBackend | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Logits at every position of each prompt, computed together in steps of `chunk` tokens each.
 
@@ -86,14 +92,15 @@ def paged_logits(
     columns = max(-(-len(ids) // block_size) for ids in prompts)
     order = torch.randperm(len(prompts) * columns, generator=torch.Generator().manual_seed(2))
     tables = order.view(len(prompts), columns).to(torch.int32)
+    stored = kv_dtype or decoder.dtype
     caches = [
-        LayerCache.allocate(order.numel(), block_size, config.num_kv_heads, config.head_dim, decoder.dtype)
+        LayerCache.allocate(order.numel(), block_size, config.num_kv_heads, config.head_dim, stored)
         for _ in range(config.num_layers)
     ]
     for cache in caches:
-        cache.key.fill_(torch.nan)
-        cache.value.fill_(torch.nan)
-    backend = ReferenceBackend()
+        for tensor in cache.tensors():
+            tensor.fill_(77 if tensor.dtype == torch.int8 else torch.nan)
+    backend = backend or ReferenceBackend()
     out: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), chunk):
         rows = [row for row, ids in enumerate(prompts) if len(ids) > start]

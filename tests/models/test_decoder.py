@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.attention.interface import AttentionBatch
-from octavo.attention.reference import ReferenceBackend
+from octavo.attention import AttentionBatch, LayerCache, ReferenceBackend, make_backend
 from octavo.models import ModelError, UnsupportedModel
 from tests.models.helpers import (
     assert_same_logits,
@@ -187,3 +186,45 @@ def test_wrong_number_of_caches_is_refused(tmp_path: Path) -> None:
     batch = AttentionBatch(one.view(1, 1).int(), torch.tensor([0, 1]).int(), one.int() + 1, one)
     with pytest.raises(ModelError, match="0 caches were given for 2 layers"):
         decoder.forward(one, one, [], batch, ReferenceBackend())
+
+
+class InTwoSteps(ReferenceBackend):
+    """The backend of this machine, but rotation and writing are separate steps in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fast = make_backend()
+        self.write_kv = fast.write_kv  # type: ignore[method-assign]
+        self.paged_attention = fast.paged_attention  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("family", "options"), [("Llama", {}), ("Qwen3", {"head_dim": 20}), ("Qwen2", {})])
+def test_rotating_while_writing_changes_no_bit(
+    family: str, options: dict[str, Any], weights: torch.dtype, kv_dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Logits of whole prompts and of chunks are bit for bit those of two steps, also after q and k norms."""
+    decoder = decoder_from(save(tiny_model(family, **options), tmp_path), weights)
+    prompts = [prompt(70, seed=3), prompt(1, seed=4), prompt(23, seed=5)]
+    for chunk in (10_000, 7):
+        one = paged_logits(decoder, prompts, chunk, backend=make_backend(), kv_dtype=kv_dtype)
+        two = paged_logits(decoder, prompts, chunk, backend=InTwoSteps(), kv_dtype=kv_dtype)
+        for a, b in zip(one, two, strict=True):
+            assert a.isfinite().all()
+            assert torch.equal(a, b)
+
+
+def test_a_backend_that_only_writes_inherits_the_rotation() -> None:
+    """The interface's default rotates query and key in place, then writes the rotated key."""
+    backend, cache = ReferenceBackend(), LayerCache.allocate(3, 5, 2, 8, torch.float32)
+    query, key, value = torch.randn(4, 6, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8)
+    angles = torch.randn(4, 1, 4)
+    turn = torch.polar(torch.ones(4, 1, 4), angles)  # as complex numbers: dimension i and i + 4
+    want = [torch.complex(*rows.chunk(2, -1)) * turn for rows in (query, key)]
+    slots = torch.tensor([14, 0, 7, 3])
+    backend.rotate_and_write_kv(query, key, value, angles.cos(), angles.sin(), cache, slots)
+    for rows, turned in zip((query, key), want, strict=True):
+        torch.testing.assert_close(rows, torch.cat((turned.real, turned.imag), -1))
+    assert torch.equal(cache.key.view(15, 2, 8)[slots], key)
+    assert torch.equal(cache.value.view(15, 2, 8)[slots], value)
