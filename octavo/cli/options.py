@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2"
 DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", *DTYPES, "int8")
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -78,11 +79,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="number format to compute in (default: %(default)s)",
     )
     group.add_argument(
+        "--kv-dtype",
+        choices=KV_DTYPES,
+        default="auto",
+        help="number format of the KV cache; float16 holds twice and int8 nearly four times the tokens of "
+        "float32 in the same memory, at some loss of precision (default: %(default)s, that of --dtype)",
+    )
+    group.add_argument(
         "--block-size",
         type=whole_number(1, 256),
-        default=16,
         metavar="TOKENS",
-        help="tokens in one block of the KV cache, 1 to 256 (default: %(default)s)",
+        help="tokens in one block of the KV cache, 1 to 256 (default: chosen, and shown at start)",
     )
     size = group.add_mutually_exclusive_group()
     size.add_argument(
@@ -132,6 +139,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--disk-cache-size",
         metavar="SIZE",
         help="most that --disk-cache may take on disk (default: 4GiB)",
+    )
+    group.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        metavar="N",
+        help="threads to compute with (default: the CPUs that this process may use, by its CPU mask and by "
+        "its container's quota)",
     )
     group.add_argument(
         "--no-prefix-caching",
@@ -210,6 +224,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         host_cache=args.host_cache,
         disk_cache=args.disk_cache,
         disk_cache_size=args.disk_cache_size,
+        kv_dtype=args.kv_dtype,
+        threads=args.threads,
     )
 
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from octavo.engine.errors import ConfigError
-from octavo.kv import KVShape, blocks_in, parse_bytes
+from octavo.kv import KV_DTYPES, KVShape, blocks_in, parse_bytes
 from octavo.kv.errors import InvalidArgument
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = {**DTYPES, "int8": torch.int8}  # of KV_DTYPES
+AUTO = "auto"
+DEFAULT_BLOCK_SIZE = 16
 DEFAULT_KV_MEMORY = "2GiB"
 DEFAULT_DISK_CACHE = "4GiB"
 
@@ -19,19 +22,21 @@ DEFAULT_DISK_CACHE = "4GiB"
 class EngineConfig:
     """Options of LLM and of the command line.
 
-    model: smollm2, a directory, a .gguf file or a hub name. dtype: of weights and KV. block_size:
-    token slots per KV block, 1..256. kv_memory: bytes for the KV cache ("2GiB"), or num_blocks: that
-    many blocks; not both; by default 2GiB. max_num_seqs: sequences that run at once.
-    max_batched_tokens: tokens that one step computes. max_model_len: tokens of prompt and output
-    together; by default the model's own context, or what the cache holds if that is less.
-    prefix_caching: reuse computed blocks. host_cache: bytes of host memory where evicted blocks go.
-    disk_cache: a file or directory where they go next, kept across restarts, of at most
-    disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
+    model: smollm2, a directory, a .gguf file or a hub name. dtype: of weights and hidden states.
+    block_size: token slots per KV block, 1..256; None chooses (defaults.py). kv_memory: bytes for the
+    KV cache ("2GiB"), or num_blocks: that many blocks; not both; by default 2GiB. max_num_seqs:
+    sequences that run at once. max_batched_tokens: tokens that one step computes. max_model_len:
+    tokens of prompt and output together; by default the model's own context, or what the cache holds
+    if that is less. prefix_caching: reuse computed blocks. host_cache: bytes of host memory where
+    evicted blocks go. disk_cache: a file or directory where they go next, kept across restarts, of at
+    most disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
+    kv_dtype: of stored keys and values, "auto" for that of the weights; int8 has a scale per token and
+    head. threads: that a step computes with; None takes what the process may use (cpus.py).
     """
 
     model: str = "smollm2"
     dtype: str = "float32"
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | None = None
     kv_memory: str | int | None = None
     max_num_seqs: int = 64
@@ -42,11 +47,21 @@ class EngineConfig:
     disk_cache: str | None = None
     disk_cache_size: str | int | None = None
     checked: bool = False
+    kv_dtype: str = AUTO
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}", param="dtype")
-        self._integer("block_size", 1, 256)
+        if self.kv_dtype not in (AUTO, *KV_DTYPES):
+            raise ConfigError(
+                f"kv_dtype must be one of {', '.join((AUTO, *KV_DTYPES))}, got {self.kv_dtype!r}",
+                param="kv_dtype",
+            )
+        if self.block_size is not None:
+            self._integer("block_size", 1, 256)
+        if self.threads is not None:
+            self._integer("threads", 1, 1024)
         self._integer("max_num_seqs", 1, 2**16)
         self._integer("max_batched_tokens", 1, 2**24)
         if self.num_blocks is not None:
@@ -70,11 +85,13 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the options come to: blocks, bytes per block, and the context that requests may use.
+    """What the options come to: blocks, their size, and the context that requests may use.
 
-    context_note says why the context is less than the model's, else it is empty.
+    block_size in tokens; bytes_per_block in all layers, scales included. context_note says why the
+    context is less than the model's, else it is empty.
     """
 
+    block_size: int
     num_blocks: int
     bytes_per_block: int
     max_model_len: int
@@ -84,26 +101,33 @@ class Budget:
 
     @staticmethod
     def plan(
-        config: EngineConfig, shape: KVShape, model_context: int, available: int | None = None
+        config: EngineConfig,
+        shape: KVShape,
+        model_context: int,
+        available: int | None = None,
+        *,
+        default_block_size: int = DEFAULT_BLOCK_SIZE,
     ) -> Budget:
         """Blocks from the memory budget, and the context that they can hold.
 
-        available: bytes that can still be allocated, if known. Raises ConfigError when the cache would
+        available: bytes that can still be allocated, if known. default_block_size: where the options
+        leave it open. Raises ConfigError when the cache would
         need more, or when an explicit max_model_len exceeds the model's context or the cache.
         """
+        block_size = config.block_size if config.block_size is not None else default_block_size
         try:
             if config.num_blocks is not None:
                 blocks = config.num_blocks
             else:
                 memory = parse_bytes(config.kv_memory if config.kv_memory is not None else DEFAULT_KV_MEMORY)
-                blocks = blocks_in(memory, shape, config.block_size)
+                blocks = blocks_in(memory, shape, block_size)
         except InvalidArgument as error:
             raise ConfigError(str(error), param="kv_memory") from None
-        per_block = shape.bytes_per_block(config.block_size)
-        host = _tier_blocks("host_cache", config.host_cache, shape, config.block_size)
+        per_block = shape.bytes_per_block(block_size)
+        host = _tier_blocks("host_cache", config.host_cache, shape, block_size)
         disk_size = config.disk_cache_size if config.disk_cache_size is not None else DEFAULT_DISK_CACHE
         disk = _tier_blocks(
-            "disk_cache_size", disk_size if config.disk_cache is not None else None, shape, config.block_size
+            "disk_cache_size", disk_size if config.disk_cache is not None else None, shape, block_size
         )
         if available is not None and (blocks + host) * per_block > available:
             option = "num_blocks" if config.num_blocks is not None else "kv_memory"
@@ -113,7 +137,7 @@ class Budget:
                 f"lower {option}",
                 param=option,
             )
-        slots = blocks * config.block_size
+        slots = blocks * block_size
         wanted = config.max_model_len
         if wanted is not None and wanted > model_context:
             raise ConfigError(
@@ -122,7 +146,7 @@ class Budget:
             )
         if wanted is not None and wanted > slots:
             raise ConfigError(
-                f"max_model_len {wanted} needs {-(-wanted // config.block_size)} blocks, but the KV cache "
+                f"max_model_len {wanted} needs {-(-wanted // block_size)} blocks, but the KV cache "
                 f"has {blocks} ({slots} tokens): raise kv_memory or num_blocks, or lower max_model_len",
                 param="max_model_len",
             )
@@ -130,7 +154,7 @@ class Budget:
         note = ""
         if wanted is None and slots < model_context:
             note = f"lowered from the model's {model_context} to what the KV cache holds; raise kv_memory"
-        return Budget(blocks, per_block, context, note, host, disk)
+        return Budget(block_size, blocks, per_block, context, note, host, disk)
 
 
 def _tier_blocks(option: str, size: str | int | None, shape: KVShape, block_size: int) -> int:

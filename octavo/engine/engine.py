@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
-import torch
-
 from octavo.attention import AttentionBackend, backend_note, make_backend
 from octavo.engine.assembly import delta_of, grow
 from octavo.engine.bad_words import Spellings
-from octavo.engine.config import DTYPES, Budget, EngineConfig
+from octavo.engine.config import DTYPES, STORED, Budget, EngineConfig
+from octavo.engine.cpus import set_threads
+from octavo.engine.defaults import choose_format
 from octavo.engine.errors import StepFailed
 from octavo.engine.live import Live
 from octavo.engine.memory import available_memory
@@ -47,18 +47,22 @@ class Engine:
     ) -> None:
         self.config = config
         self.model = model
-        shape = KVShape(
+        self.threads = set_threads(config.threads)
+        self.kv_format = choose_format(config, str(model.decoder.dtype).removeprefix("torch."))
+        shape = KVShape.stored_as(
             model.config.num_layers,
             model.config.num_kv_heads,
             model.config.head_dim,
-            model.decoder.dtype.itemsize,
+            self.kv_format.dtype,
         )
         context = model.config.position_limit or model.config.max_position_embeddings
-        self.budget = Budget.plan(config, shape, context, available_memory())
+        self.budget = Budget.plan(
+            config, shape, context, available_memory(), default_block_size=self.kv_format.block_size
+        )
         self.backend = backend if backend is not None else make_backend()
         self.pool = Pool(
             self.budget.num_blocks,
-            config.block_size,
+            self.budget.block_size,
             prefix_caching=config.prefix_caching,
             host_blocks=self.budget.host_blocks,
             disk_blocks=self.budget.disk_blocks,
@@ -68,7 +72,12 @@ class Engine:
             SchedulerConfig(config.max_num_seqs, config.max_batched_tokens, self.budget.max_model_len),
         )
         self.runner = Runner(
-            model, self.backend, self.budget.num_blocks, config.block_size, checked=config.checked
+            model,
+            self.backend,
+            self.budget.num_blocks,
+            self.budget.block_size,
+            kv_dtype=STORED[self.kv_format.dtype],
+            checked=config.checked,
         )
         self.mover = open_tiers(config, model, self.runner.caches, self.pool)
         self.observers: list[Observer] = []
@@ -80,6 +89,7 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
         """Load the model that the options name and build an engine on it. Raises ModelError, ConfigError."""
+        set_threads(config.threads)  # before the weights are converted
         return cls(load_model(config.model, DTYPES[config.dtype]), config)
 
     # -- what callers ask ----------------------------------------------------------------------
@@ -249,22 +259,24 @@ class Engine:
     def describe(self) -> list[tuple[str, str]]:
         """Rows for the start-up table: what runs, what memory it takes, what is on and off and why."""
         config, budget, model = self.config, self.budget, self.model
-        tokens = budget.num_blocks * config.block_size
+        kv, tokens = self.kv_format, budget.num_blocks * budget.block_size
         memory = budget.num_blocks * budget.bytes_per_block
         source = "num_blocks" if config.num_blocks is not None else "kv_memory"
         context = f"{budget.max_model_len:,} tokens"
         return [
             ("model", f"{model.name} ({model.config.architecture}, {model.path})"),
-            ("dtype", f"{config.dtype} weights and KV"),
+            ("dtype", f"{config.dtype} weights (--dtype)"),
             ("weights", f"{model.weights_bytes:,} bytes"),
-            ("KV block", f"{config.block_size} tokens, {budget.bytes_per_block:,} bytes (block_size)"),
+            ("KV dtype", f"{kv.dtype} ({kv.dtype_reason})"),
+            ("KV block", f"{kv.block_size} tokens, {budget.bytes_per_block:,} bytes ({kv.block_reason})"),
             ("KV blocks", f"{budget.num_blocks:,}, {memory:,} bytes ({source})"),
             ("KV capacity", f"{tokens:,} tokens"),
             (
                 "context",
                 f"{context}; {budget.context_note}" if budget.context_note else f"{context} per request",
             ),
-            ("attention", f"{self._attention_row()}, {torch.get_num_threads()} threads"),
+            ("attention", self._attention_row()),
+            ("threads", f"{self.threads.number} ({self.threads.reason})"),
             ("batch", f"{config.max_num_seqs} sequences, {config.max_batched_tokens:,} tokens a step"),
             ("prefix caching", "on" if config.prefix_caching else "off (--no-prefix-caching)"),
             ("host cache", self._tier_row(budget.host_blocks, "--host-cache SIZE keeps evicted blocks")),

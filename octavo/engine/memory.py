@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from octavo.engine.cgroup import cgroup_folders
+
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
+
 
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes that can still be allocated, or None where the system does not say.
@@ -27,25 +32,10 @@ def _meminfo(root: Path) -> int | None:
 
 def _cgroups(root: Path) -> list[int | None]:
     """What the limits of this process's cgroup and of every one above it leave."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    left: list[int | None] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts) + 1):
-            folder = base.joinpath(*parts[:depth])
-            left.append(_left(folder / limit, folder / usage))
-    return left
+    return [
+        _left(folder / _LIMIT[version], folder / _USAGE[version])
+        for folder, version in cgroup_folders(root, "memory")
+    ]
 
 
 def _left(limit: Path, usage: Path) -> int | None:

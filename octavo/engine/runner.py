@@ -14,7 +14,8 @@ from octavo.sched import Plan
 class Runner:
     """A model with its KV cache: one LayerCache `[num_blocks, block_size, Hkv, D]` per layer.
 
-    checked: validate every block id, length and slot of a step before the kernels see them.
+    kv_dtype: of the cache, whatever the weights have; an int8 cache gets its scales. checked: validate
+    every block id, length and slot of a step before the kernels see them.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class Runner:
         num_blocks: int,
         block_size: int,
         *,
+        kv_dtype: torch.dtype,
         checked: bool = False,
     ) -> None:
         config = model.config
@@ -31,9 +33,7 @@ class Runner:
         self._backend = backend
         self._checked = checked
         self.caches = [
-            LayerCache.allocate(
-                num_blocks, block_size, config.num_kv_heads, config.head_dim, model.decoder.dtype
-            )
+            LayerCache.allocate(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_dtype)
             for _ in range(config.num_layers)
         ]
 

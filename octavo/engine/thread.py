@@ -75,10 +75,11 @@ class EngineThread:
             if self._thread.is_alive():
                 raise EngineDead(f"the engine's step did not end within {timeout} s")
 
-    def stats(self) -> dict[str, int]:
-        """Sequences running and waiting, and blocks by state, those of lower tiers where there are any.
+    def stats(self) -> dict[str, int | str]:
+        """Sequences running and waiting, what a block is and blocks by state, those of lower tiers where
+        there are any.
         Read without a lock: each number is a recent one, together they may straddle a step."""
-        pool, scheduler = self.engine.pool.stats(), self.engine.scheduler
+        pool, scheduler, budget = self.engine.pool.stats(), self.engine.scheduler, self.engine.budget
         lower: dict[str, int] = {}
         for name, tier in (("host", pool.host), ("disk", pool.disk)):
             if tier.slots:
@@ -90,6 +91,9 @@ class EngineThread:
         return {
             "num_running": len(scheduler.running),
             "num_waiting": len(scheduler.waiting),
+            "kv_dtype": self.engine.kv_format.dtype,
+            "block_size": budget.block_size,
+            "bytes_per_block": budget.bytes_per_block,
             "blocks_total": pool.num_blocks,
             "blocks_free": pool.free,
             "blocks_held": pool.held,

@@ -16,7 +16,7 @@ from octavo.kv.eviction import LFU, LRU, EvictionPolicy, Expiring, Priority
 from octavo.kv.groups import Group, GroupedPool, GroupedSequence
 from octavo.kv.pool import Pool
 from octavo.kv.sequence import Sequence
-from octavo.kv.sizing import KVShape, blocks_in, parse_bytes
+from octavo.kv.sizing import KV_DTYPES, KVShape, blocks_in, parse_bytes
 from octavo.kv.store import BlockLost, Store
 from octavo.kv.types import (
     DEFAULT_SCOPE,
@@ -40,6 +40,7 @@ from octavo.kv.types import (
 
 __all__ = [
     "DEFAULT_SCOPE",
+    "KV_DTYPES",
     "LFU",
     "LRU",
     "Actions",

@@ -21,25 +21,45 @@ _UNITS = {
 }
 
 
+KV_DTYPES: dict[str, tuple[int, int]] = {
+    "float32": (4, 0),
+    "bfloat16": (2, 0),
+    "float16": (2, 0),
+    "int8": (1, 4),
+}
+"""By name of a stored format: bytes of a value, and of the scale that each row of head_dim values has."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What decides the bytes of a token's K and V.
 
     kv_heads, not attention heads: with grouped-query attention hidden_size would say too much.
+    bytes_per_scale: of the scale that each token and head has, once for K and once for V; 0 where
+    values are stored without.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     bytes_per_value: int
+    bytes_per_scale: int = 0
+
+    @staticmethod
+    def stored_as(layers: int, kv_heads: int, head_dim: int, dtype: str) -> KVShape:
+        """The shape with values of `dtype`. Raises InvalidArgument unless it is one of KV_DTYPES."""
+        if dtype not in KV_DTYPES:
+            raise InvalidArgument(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, got {dtype!r}")
+        return KVShape(layers, kv_heads, head_dim, *KV_DTYPES[dtype])
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token in every layer."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.bytes_per_value
+        """K and V of one token in every layer, scales included."""
+        row = self.head_dim * self.bytes_per_value + self.bytes_per_scale
+        return self.layers * 2 * self.kv_heads * row
 
     def bytes_per_block(self, block_size: int) -> int:
-        """layers x 2 x kv_heads x head_dim x block_size x bytes per value."""
+        """layers x 2 x kv_heads x (head_dim x bytes per value + bytes per scale) x block_size."""
         return self.bytes_per_token * block_size
 
 

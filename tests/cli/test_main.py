@@ -14,7 +14,14 @@ from octavo.errors import InvalidRequest, OctavoError
 from tests.server.fake_engine import FakeEngineThread
 
 COMMANDS = ("serve", "generate", "chat")
-ENGINE = ("--block-size", "--num-blocks", "--max-num-seqs", "--max-batched-tokens", "--max-model-len")
+ENGINE = (
+    "--block-size",
+    "--num-blocks",
+    "--max-num-seqs",
+    "--max-batched-tokens",
+    "--max-model-len",
+    "--threads",
+)
 HUGE = "1" + "0" * 30
 
 
@@ -45,7 +52,7 @@ def test_help_explains_each_option(command: str, capsys: pytest.CaptureFixture[s
     """Every engine option stands in the help of every command, and no option is without a text."""
     assert run(command, "--help") == 0
     text = capsys.readouterr().out
-    for option in (*ENGINE, "--dtype", "--kv-memory", "--no-prefix-caching"):
+    for option in (*ENGINE, "--dtype", "--kv-dtype", "--kv-memory", "--no-prefix-caching"):
         assert option in text
     lines = text.partition("options:")[2].splitlines()
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
@@ -104,6 +111,8 @@ def test_bad_integers(
         ("--seed", "-1"),
         ("--seed", HUGE),
         ("--dtype", "int4"),
+        ("--dtype", "int8"),
+        ("--kv-dtype", "int4"),
     ],
 )
 def test_bad_values(
@@ -130,13 +139,17 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
         "--max-num-seqs": "3",
         "--max-batched-tokens": "64",
         "--max-model-len": "77",
+        "--kv-dtype": "int8",
+        "--threads": "5",
     }
     flat = [text for pair in options.items() for text in pair]
     assert run("generate", "some/dir", "--prompt", "a", *flat, "--no-prefix-caching") == 0
     assert run("generate", "--prompt", "a", "--kv-memory", "1GiB") == 0
     assert run("generate", "--prompt", "a") == 0
     first, second, third = engine.configs
-    assert first == type(third)("some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False)
+    assert first == type(third)(
+        "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5
+    )
     assert second == type(third)(kv_memory="1GiB")
     assert third == type(third)()
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from octavo.attention import AttentionBackend
 from octavo.engine import Engine, EngineConfig, RequestOutput
 from octavo.engine.llm import LLM
 from octavo.models import LoadedModel
@@ -82,12 +83,12 @@ def ties(outputs: Sequence[RequestOutput], references: Sequence[Reference]) -> i
     return count
 
 
-def llm_on(model: LoadedModel, **options: Any) -> LLM:
+def llm_on(model: LoadedModel, backend: AttentionBackend | None = None, **options: Any) -> LLM:
     """An LLM on a model that is loaded already; the pool is small so that check() is quick."""
     if "kv_memory" not in options:
         options.setdefault("num_blocks", -(-2000 // options.get("block_size", 16)))
     llm = LLM.__new__(LLM)
-    llm.engine = Engine(model, EngineConfig(checked=True, **options))
+    llm.engine = Engine(model, EngineConfig(checked=True, **options), backend)
     return llm
 
 

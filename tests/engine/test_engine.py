@@ -204,6 +204,9 @@ def test_bad_sampling_parameters_are_named(name: str, value: Any) -> None:
     ("options", "message"),
     [
         ({"dtype": "int3"}, "dtype must be one of"),
+        ({"kv_dtype": "int4"}, "kv_dtype must be one of auto, float32, bfloat16, float16, int8, got 'int4'"),
+        ({"threads": 0}, "threads must be an integer from 1 to 1024, got 0"),
+        ({"threads": 1025}, "threads"),
         ({"block_size": 0}, "block_size"),
         ({"block_size": 257}, "block_size"),
         ({"num_blocks": 0}, "num_blocks"),

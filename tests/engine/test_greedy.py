@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from octavo import SamplingParams
+from octavo.attention import make_backend
 from octavo.models import LoadedModel, load_model
-from tests.engine.helpers import Reference, greedy, idle, llm_on, ties
+from tests.engine.helpers import Reference, greedy, idle, llm_on, ties, tiny_checkpoint
 
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260K-hf"
 LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 63, 64, 65, 100, 128, 150, 200, 255, 300, 450, 600)
@@ -94,6 +95,30 @@ def test_preemption_at_every_step_changes_nothing(tiny: tuple[LoadedModel, Any],
     llm.engine.step = step  # type: ignore[method-assign]
     assert ties(llm.generate(prompts, params(24), use_tqdm=False), references) <= 1
     assert scheduler.stats.preemptions > 50
+    idle(llm)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_window_acts_only_while_its_switch_is_on(tmp_path: Path, switch: bool, backend: str) -> None:
+    """A checkpoint that names a window of 8: off, a prompt of 40 has full attention's tokens, and on it has
+    transformers' windowed ones, which are others."""
+    options = {"family": "Qwen2", "max_window_layers": 0}
+    _, full = tiny_checkpoint(tmp_path / "full", **options)
+    path, model = tiny_checkpoint(
+        tmp_path / "windowed", sliding_window=8, use_sliding_window=switch, **options
+    )
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "sliding_window": 8, "layer_types": None}))
+    prompts = make_prompts(256, (40, 7, 55))
+    llm = llm_on(load_model(path), make_backend(backend), block_size=4)
+    outputs = llm.generate(prompts, params(12), use_tqdm=False)
+    assert ties(outputs, [greedy(model, prompt, 12) for prompt in prompts]) == 0
+    same = [
+        output.outputs[0].token_ids == greedy(full, prompt, 12).tokens
+        for output, prompt in zip(outputs, prompts, strict=True)
+    ]
+    assert all(same) if not switch else not any(same)
     idle(llm)
 
 

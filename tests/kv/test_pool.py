@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from octavo.kv import (
+    KV_DTYPES,
     InvalidArgument,
     KVShape,
     NoRoom,
@@ -288,12 +289,24 @@ def test_closing_before_drain_drops_the_copy() -> None:
         (lambda: parse_bytes("-1GiB"), "-1GiB"),
         (lambda: parse_bytes(0), "positive"),
         (lambda: blocks_in(1000, KVShape(30, 3, 64, 4), 16), "737,280"),
+        (lambda: KVShape.stored_as(30, 3, 64, "int4"), "kv_dtype.*'int4'"),
     ],
 )
 def test_bad_arguments_are_named(call, message: str) -> None:
     """Each refusal names the argument or the number."""
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+def test_scales_count() -> None:
+    """A block of int8 is a quarter of float32's and four bytes more per token, head, layer and side."""
+    sizes = {dtype: KVShape.stored_as(30, 3, 64, dtype).bytes_per_block(16) for dtype in KV_DTYPES}
+    assert sizes == {
+        "float32": 737_280,
+        "bfloat16": 368_640,
+        "float16": 368_640,
+        "int8": 184_320 + 16 * 3 * 30 * 2 * 4,
+    }
 
 
 def test_sizes_are_read() -> None:

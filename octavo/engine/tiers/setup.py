@@ -30,7 +30,11 @@ def open_tiers(
         stores[Tier.HOST] = HostStore(stats.host.slots, block_bytes(caches))
     if config.disk_cache is not None and stats.disk.slots:
         identity = fingerprint(
-            model.path, model.config, dtype=model.decoder.dtype, block_size=config.block_size
+            model.path,
+            model.config,
+            dtype=model.decoder.dtype,
+            block_size=caches[0].block_size,
+            kv_dtype=caches[0].key.dtype,
         )
         path = Path(config.disk_cache)
         disk = DiskStore(path, stats.disk.slots, block_bytes(caches), identity)
