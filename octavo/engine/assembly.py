@@ -62,6 +62,22 @@ def delta_of(
     return RequestDelta(live.id, shown, finished, len(request.prompt), request.num_cached or 0, error, scores)
 
 
+def beam_deltas(live: Live) -> list[SequenceDelta]:
+    """The n best finished beams of a search that is over, best first."""
+    assert live.search is not None
+    deltas = []
+    for index, beam in enumerate(live.search.finished[: live.params.n]):
+        tokens, text = list(beam.tokens), live.new_text()
+        stopped = tokens[-1] in live.stop_ids
+        shown = [text.push(token)[0] for token in (tokens[:-1] if stopped else tokens)] + [text.flush()[0]]
+        delta = SequenceDelta(index, tokens, "".join(shown), "stop" if stopped else "length")
+        if stopped and (tokens[-1] not in live.eos_ids or live.params.ignore_eos):
+            delta.stop_reason = tokens[-1]
+        delta.score = beam.score
+        deltas.append(delta)
+    return deltas
+
+
 def _best(live: Live) -> list[SequenceDelta]:
     """The n likeliest of the finished sequences, numbered anew."""
     ranked = sorted(live.held.values(), key=lambda held: (-(held.cumulative_logprob or 0.0), held.index))

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from octavo.attention import AttentionBackend, backend_note, make_backend
-from octavo.engine.assembly import delta_of, grow
+from octavo.engine.assembly import beam_deltas, delta_of, grow
 from octavo.engine.bad_words import Spellings
+from octavo.engine.beam_steps import advance_beams
+from octavo.engine.beams import BeamSearch
 from octavo.engine.config import DTYPES, STORED, Budget, EngineConfig
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format
@@ -28,7 +30,7 @@ from octavo.engine.observe import Observer
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import Runner, sampled_rows
-from octavo.engine.sampling import choose, score_prompts
+from octavo.engine.sampling import Choice, choose, score_prompts
 from octavo.engine.tiers.setup import open_tiers
 from octavo.errors import InvalidRequest
 from octavo.kv import KVShape, Pool, PoolStats, Scope
@@ -159,7 +161,8 @@ class Engine:
         max_tokens = params.max_tokens if params.max_tokens is not None else room
         scored = params.prompt_logprobs is not None
         self.scheduler.check_fits(len(prompt), max_tokens, params.width)
-        return Request(list(prompt), max_tokens, params.width, self._scope, scored)
+        beams = params.beam_width is not None
+        return Request(list(prompt), max_tokens, params.width, self._scope, scored, beams=beams)
 
     def _check_ids(self, params: SamplingParams) -> None:
         """Refuse token ids of parameters that the model does not have."""
@@ -196,6 +199,9 @@ class Engine:
             eos_ids=eos,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
+        if request.beams:
+            live.search = BeamSearch(params, request.max_tokens, live.stop_ids)
+            live.beams = list(request.branches)
         self._next_id += 1
         self._live[live.id] = live
         self._by_request[request] = live
@@ -235,15 +241,10 @@ class Engine:
             choices = choose(plan, logits, self._by_request)
         except Exception as error:
             return deltas + self._fail(plan, error)
-        sampled = [[choice.token for choice in entry] for entry in choices]
-        grown: dict[Live, list[SequenceDelta]] = {}
-        flat = [choice for entry in choices for choice in entry]
-        for branch, choice in zip(self.scheduler.complete(plan, sampled), flat, strict=True):
-            live = self._by_request[branch.request]
-            delta = grow(live, branch, choice, len(branch.tokens) - len(live.request.prompt))
-            if delta.finish_reason is not None:
-                self.scheduler.finish(branch)
-            grown.setdefault(live, []).append(delta)
+        grown = self._grow(plan, choices)
+        for live in {self._by_request[entry.branch.request]: None for entry in plan.entries}:
+            if live.search is not None and advance_beams(live, self.scheduler):
+                grown[live] = beam_deltas(live)
         found = [self._delta(live, changes) for live, changes in grown.items()]
         return deltas + [delta for delta in found if delta is not None]
 
@@ -307,6 +308,19 @@ class Engine:
         for place in self.mover.apply(plan.actions.transfers):
             plan = self.scheduler.retract(plan, self.pool.lost(place))
         return plan
+
+    def _grow(self, plan: Plan, choices: list[list[Choice]]) -> dict[Live, list[SequenceDelta]]:
+        """Complete the plan with what was sampled; returns what each request's branches gained."""
+        sampled = [[choice.token for choice in entry] for entry in choices]
+        grown: dict[Live, list[SequenceDelta]] = {}
+        flat = [choice for entry in choices for choice in entry]
+        for branch, choice in zip(self.scheduler.complete(plan, sampled), flat, strict=True):
+            live = self._by_request[branch.request]
+            delta = grow(live, branch, choice, len(branch.tokens) - len(live.request.prompt))
+            if delta.finish_reason is not None:
+                self.scheduler.finish(branch)
+            grown.setdefault(live, []).append(delta)
+        return grown
 
     def _delta(self, live: Live, changes: list[SequenceDelta]) -> RequestDelta | None:
         delta = delta_of(live, changes)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.engine.bad_words import BadWords, Spellings
+from octavo.engine.beams import BeamSearch
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.logprobs import TokenLogprobs
 from octavo.engine.outputs import SequenceDelta
@@ -39,13 +40,20 @@ class BranchState:
         if self.bad_words is not None:
             self.bad_words.add(token)
 
+    def fork(self, text: Detokenizer) -> BranchState:
+        """The state of a sequence with the same past, to go on apart."""
+        counts = self.counts.copy() if self.counts is not None else None
+        bad_words = self.bad_words.copy() if self.bad_words is not None else None
+        return BranchState(text, counts, bad_words, self.cumulative_logprob)
+
 
 @dataclass(eq=False, slots=True)
 class Live:
     """One request. spellings: the tokenizer's, if bad_words need them.
 
     prompt_logprobs: one per prompt token as far as computed, None for the first, which nothing precedes;
-    None if not asked for. held: with best_of, the deltas of each sequence until all are done.
+    None if not asked for. held: with best_of, the deltas of each sequence until all are done. search: the
+    beam search, if it is one, and beams: the branches of its running beams, in its order.
     """
 
     id: int
@@ -60,6 +68,8 @@ class Live:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_sent: bool = False  # they have been handed out
     held: dict[int, SequenceDelta] = field(default_factory=dict)
+    search: BeamSearch | None = None
+    beams: list[Branch] = field(default_factory=list)
 
     def state(self, branch: Branch) -> BranchState:
         """The state of a branch, made when it is first asked for."""
@@ -67,6 +77,15 @@ class Live:
         if state is None:
             state = self.states[branch] = self._new_state()
         return state
+
+    def fork_state(self, parent: Branch, child: Branch) -> None:
+        """`child` goes on from what `parent` has come to. Beams alone are forked so late, and have no
+        text before they are finished."""
+        self.states[child] = self.state(parent).fork(self.new_text())
+
+    def new_text(self) -> Detokenizer:
+        """The empty text of a sequence."""
+        return Detokenizer(self.tokenizer.decode, self.request.prompt, self.params.stop)
 
     def banned(self, state: BranchState, position: int) -> npt.NDArray[np.int64] | None:
         """Ids that may not be token number `position` of the output."""
@@ -81,7 +100,7 @@ class Live:
         params, prompt = self.params, self.request.prompt
         bad = params.bad_words or params.bad_words_ids
         return BranchState(
-            Detokenizer(self.tokenizer.decode, prompt, params.stop),
+            self.new_text(),
             TokenCounts(prompt) if params.penalised else None,
             BadWords(params.bad_words, params.bad_words_ids, self.spellings, prompt) if bad else None,
         )

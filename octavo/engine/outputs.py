@@ -15,7 +15,7 @@ class SequenceDelta:
     more tokens are needed to know. finish_reason: "stop", "length", "abort" or None while it goes on.
     stop_reason: the stop string or stop token id that ended it, None for end-of-text. logprobs: one per
     token of token_ids where the request asked for them. cumulative_logprob: of all tokens so far, where
-    logprobs or best_of were asked for.
+    logprobs or best_of were asked for. score: of a beam, its logprob / length ** length_penalty.
     """
 
     index: int
@@ -25,6 +25,7 @@ class SequenceDelta:
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
+    score: float | None = None
 
     def add(self, delta: SequenceDelta) -> None:
         """Take in what the same sequence gained next."""
@@ -33,6 +34,7 @@ class SequenceDelta:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.cumulative_logprob = delta.cumulative_logprob
+        self.score = delta.score
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
 

@@ -20,6 +20,7 @@ MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_IDS = 64
 MAX_BEST_OF = 128
+MAX_BEAMS = 64
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class SamplingParams:
     A request with prompt_logprobs computes its whole prompt: cached KV has no logits.
     truncate_prompt_tokens: keep only that many of the prompt's last tokens.
 
+    beam_width: search with that many beams (2..64) as Hugging Face does, and give the n best, which come
+    when the search is over; nothing is sampled, so temperature must be 0 or 1, and filters, stop strings,
+    logprobs and best_of are refused. length_penalty: beams are ranked by logprob / length ** length_penalty.
+    early_stopping: True ends with the first beam_width finished beams, False when no running beam is likely
+    to beat them, "never" when none can.
+
     Raises InvalidRequest, naming the parameter.
     """
 
@@ -70,6 +77,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -85,6 +95,7 @@ class SamplingParams:
             _integer("stop_token_ids", token, 0, 2**31)
         self._check_words("bad_words", MAX_BAD_WORDS)
         self._check_bias()
+        self._check_beams()
 
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, 2**16)
@@ -152,17 +163,41 @@ class SamplingParams:
     @property
     def width(self) -> int:
         """Sequences that are computed."""
-        return self.best_of if self.best_of is not None else self.n
+        return self.beam_width or self.best_of or self.n
 
     @property
     def ranked(self) -> bool:
-        """Whether the best are chosen of more sequences than are given."""
-        return self.width > self.n
+        """Whether the best are chosen of more samples than are given."""
+        return self.best_of is not None and self.best_of > self.n
 
     @property
     def penalised(self) -> bool:
         """Whether what was said already changes logits."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+
+    def _check_beams(self) -> None:
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            message = f'early_stopping must be true, false or "never", got {self.early_stopping!r:.80}'
+            raise InvalidRequest(message, param="early_stopping")
+        if self.beam_width is None:
+            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != default:
+                    raise InvalidRequest(f"{name} is for beam search: give beam_width too", param=name)
+            return
+        _integer("beam_width", self.beam_width, 2, MAX_BEAMS + 1)
+        if self.n > self.beam_width:
+            raise InvalidRequest(f"n {self.n} is more than beam_width {self.beam_width}", param="n")
+        neutral: dict[str, tuple[Any, ...]] = {
+            "temperature": (0, 1), "top_k": (0, -1), "top_p": (1,), "min_p": (0,), "stop": ((),),
+            "logprobs": (None,), "best_of": (None,),
+        }  # fmt: skip
+        for name, values in neutral.items():
+            if getattr(self, name) not in values:
+                message = f"{name} {getattr(self, name)!r:.80} cannot be used with beam_width; leave it out"
+                raise InvalidRequest(message, param=name)
+        if self.max_tokens == 0:
+            raise InvalidRequest("max_tokens 0 cannot be used with beam_width", param="max_tokens")
 
     @property
     def greedy(self) -> bool:

@@ -7,6 +7,7 @@ hidden [T, E] --rows that sample--> logits [S, V] --draws--> tokens, and logprob
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,8 +15,8 @@ from torch import Tensor
 from octavo.engine.live import Live
 from octavo.engine.logprobs import TokenLogprobs, token_logprobs
 from octavo.engine.runner import Runner
-from octavo.engine.sampler import Draw, sample
-from octavo.sched import Plan, Request
+from octavo.engine.sampler import Draw, adjusted, sample
+from octavo.sched import Branch, Plan, Request
 
 _SLICE = 256  # prompt positions whose logits are in memory at once
 
@@ -28,9 +29,13 @@ class Choice(NamedTuple):
 
 
 def choose(plan: Plan, logits: Tensor, lives: Mapping[Request, Live]) -> list[list[Choice]]:
-    """Sample each entry's `num_samples` tokens from logits `[S, V]`, a row per entry that samples."""
+    """Sample each entry's `num_samples` tokens from logits `[S, V]`, a row per entry that samples.
+
+    A beam's continuations go to its search instead, and its entry gets none.
+    """
     draws: list[Draw] = []
     tops: list[int | None] = []
+    beams: list[tuple[Live, Branch, Draw]] = []
     row = 0
     for entry in plan.entries:
         if not entry.num_samples:
@@ -40,13 +45,36 @@ def choose(plan: Plan, logits: Tensor, lives: Mapping[Request, Live]) -> list[li
         position = len(branch.tokens) - len(live.request.prompt)
         banned = live.banned(state, position)
         needed = params.logprobs is not None or params.best_of is not None
-        for i in range(entry.num_samples):
-            draws.append(Draw(row, params, live.seed, branch.index + i, position, banned, state.counts))
-            tops.append((params.logprobs or 0) if needed else None)
+        made = [
+            Draw(row, params, live.seed, branch.index + i, position, banned, state.counts)
+            for i in range(entry.num_samples)
+        ]
+        if live.search is not None:
+            beams.append((live, branch, made[0]))
+        else:
+            draws += made
+            tops += [(params.logprobs or 0) if needed else None] * len(made)
         row += 1
-    tokens = sample(logits, draws)
-    choices = iter(_with_logprobs(logits, draws, tokens, tops))
-    return [[next(choices) for _ in range(entry.num_samples)] for entry in plan.entries]
+    if beams:
+        _offer(logits, beams)
+    choices = iter(_with_logprobs(logits, draws, sample(logits, draws), tops))
+    return [
+        [] if lives[entry.branch.request].search else [next(choices) for _ in range(entry.num_samples)]
+        for entry in plan.entries
+    ]
+
+
+def _offer(logits: Tensor, beams: Sequence[tuple[Live, Branch, Draw]]) -> None:
+    """Give each beam's likeliest continuations to its search: bias and penalties change logprobs, as in
+    Hugging Face's beam search, not logits."""
+    scores = logits[[draw.row for _, _, draw in beams]].log_softmax(dim=-1)
+    scores = adjusted(scores, [replace(draw, row=i) for i, (_, _, draw) in enumerate(beams)])
+    most = max(live.search.keep for live, _, _ in beams if live.search is not None)
+    best = scores.topk(min(most, scores.shape[1]))
+    for (live, branch, _), values, ids in zip(beams, best.values.numpy(), best.indices.tolist(), strict=True):
+        assert live.search is not None
+        keep = live.search.keep
+        live.search.offer(live.beams.index(branch), values[:keep], ids[:keep])
 
 
 def score_prompts(plan: Plan, hidden: Tensor, runner: Runner, lives: Mapping[Request, Live]) -> None:

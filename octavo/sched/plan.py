@@ -15,7 +15,8 @@ class PlanEntry(NamedTuple):
     """Compute `tokens`, at positions start.. of `branch`, into `slots` (int64, one per token).
 
     num_samples: how many next tokens to sample from the last position's logits: 0 while the prompt is
-    not done, 1 as a rule, n when the branches of a request are about to be made.
+    not done, 1 as a rule, n when the branches of a request are about to be made. num_draft: how many of
+    `tokens`, at the end, are guesses; the logits of the last known token and of each guess are needed.
     """
 
     branch: Branch
@@ -23,6 +24,7 @@ class PlanEntry(NamedTuple):
     tokens: list[int]
     slots: npt.NDArray[np.int64]
     num_samples: int
+    num_draft: int = 0
 
 
 class Plan(NamedTuple):

@@ -31,6 +31,7 @@ class Request:
 
     score_prompt: the logits at every position of the prompt are wanted, so none of it is taken from the
     cache but what was computed for this request before a preemption. `scored`: positions computed so far.
+    beams: its n branches are beams: they are forked, dropped and continued by whoever searches.
     `arrival` is set by submit() and orders requests; `num_cached` is how many prompt tokens the cache
     had when the request was first admitted.
     """
@@ -41,9 +42,11 @@ class Request:
     scope: Scope = DEFAULT_SCOPE
     score_prompt: bool = False
     scored: int = 0
+    beams: bool = False
     arrival: int = -1
     num_cached: int | None = None
     branches: list[Branch] = field(default_factory=list)
+    made: int = 0  # branches so far, dropped ones included
 
     @property
     def finished(self) -> bool:
@@ -53,12 +56,16 @@ class Request:
     @property
     def unforked(self) -> bool:
         """Whether the branches after the first are still to be made."""
-        return len(self.branches) < self.n
+        return self.made < self.n
 
 
 @dataclass(eq=False, slots=True)
 class Branch:
-    """One sequence of a request; `index` 0..n-1. `tokens` are the prompt and all that was sampled."""
+    """One sequence of a request; `index` 0..n-1. `tokens` are the prompt and all that was sampled.
+
+    draft: tokens guessed to come next, to be checked in the next step as far as there is room.
+    idle: a beam whose next token depends on its request's other beams; it computes nothing until resumed.
+    """
 
     request: Request
     index: int
@@ -66,6 +73,8 @@ class Branch:
     state: State = State.WAITING
     kv: Sequence | None = None
     num_preemptions: int = 0
+    draft: list[int] = field(default_factory=list)
+    idle: bool = False
     num_lost: int = 0  # tokens whose KV was given back by the latest preemption
 
     @property
@@ -80,6 +89,6 @@ class Branch:
 
     @property
     def remaining(self) -> int:
-        """Known tokens whose KV is not yet computed; 1 while decoding. Running branches only."""
+        """Known tokens whose KV is not yet computed; 1 while decoding, 0 while idle. Only while running."""
         assert self.kv is not None
         return len(self.tokens) - self.kv.length

@@ -113,6 +113,7 @@ class Scheduler:
         self._arrivals += 1
         first = Branch(request, 0, list(request.prompt))
         request.branches.append(first)
+        request.made = 1
         self.waiting.append(first)
 
     def plan(self) -> Plan:
@@ -122,7 +123,7 @@ class Scheduler:
         if not draft.preempted:
             self._admit(draft)
         if self.waiting and not self.running:  # an empty pool cannot hold what submit() let through
-            self._give_up(self.waiting[0], draft)
+            self._give_up(next(branch for branch in self.waiting if not branch.idle), draft)
         entries = tuple(self._entry(branch, count) for branch, count in draft.chosen.items())
         self.stats.peak_running = max(self.stats.peak_running, len(self.running))
         self.stats.peak_held_blocks = max(self.stats.peak_held_blocks, self.pool.stats().held)
@@ -131,22 +132,55 @@ class Scheduler:
     def complete(self, plan: Plan, sampled: Seq[Seq[int]]) -> list[Branch]:
         """The plan's forward pass is done: publish its KV and append the sampled tokens.
 
-        sampled: per entry, `num_samples` token ids. Returns the branches that got a token, those just
+        sampled: per entry, `num_samples` token ids; with a draft, those accepted and the one after; none
+        for a beam, which is then idle until resumed. Returns the branches that got tokens, those just
         forked included, in the order of `sampled`.
         """
         grown: list[Branch] = []
         for entry, tokens in zip(plan.entries, sampled, strict=True):
             branch = entry.branch
             assert branch.kv is not None
+            self.stats.computed += len(entry.tokens)
+            if entry.num_draft:
+                branch.kv.commit(entry.tokens[: len(tokens)])
+                branch.kv.truncate(branch.kv.committed)
+                branch.tokens += tokens
+                grown.append(branch)
+                continue
             # More than one token are those that open() was given, so their number is enough.
             branch.kv.commit(len(entry.tokens) if len(entry.tokens) > 1 else entry.tokens)
-            self.stats.computed += len(entry.tokens)
             branch.request.scored = max(branch.request.scored, entry.start + len(entry.tokens))
-            if entry.num_samples:
-                grown += [branch, *self._fork(branch, entry.num_samples - 1)]
-                for grower, token in zip(grown[-entry.num_samples :], tokens, strict=True):
+            branch.idle = branch.request.beams and entry.num_samples > 0
+            if tokens:
+                grown += [branch, *(self.fork(branch) for _ in tokens[1:])]
+                for grower, token in zip(grown[-len(tokens) :], tokens, strict=True):
                     grower.tokens.append(token)
         return grown
+
+    def fork(self, branch: Branch) -> Branch:
+        """Another branch of the same request, with the same tokens so far; KV is shared, none is computed.
+
+        Where the branch's KV is not on the device, the other one waits and finds what is left of it."""
+        request = branch.request
+        child = Branch(request, request.made, list(branch.tokens))
+        request.made += 1
+        request.branches.append(child)
+        if branch.kv is not None and branch.kv.on_device:
+            child.kv, child.state = branch.kv.fork(), State.RUNNING
+            insort(self.running, child, key=_age)
+        else:
+            insort(self.waiting, child, key=_age)
+        return child
+
+    def resume(self, branch: Branch, token: int) -> None:
+        """An idle beam goes on with `token`."""
+        branch.tokens.append(token)
+        branch.idle = False
+
+    def drop(self, branch: Branch) -> None:
+        """A beam that lost: as finish(), and the request forgets it."""
+        self.finish(branch)
+        branch.request.branches.remove(branch)
 
     def finish(self, branch: Branch) -> None:
         """A branch is done, or given up: its blocks go back; what it computed stays findable."""
@@ -194,18 +228,34 @@ class Scheduler:
                 draft.choose(branch, count)
             elif len(self.running) == 1:
                 self._give_up(branch, draft)
+        for branch in decodes:
+            if branch in draft.chosen:
+                self._add_draft(branch, draft)
+
+    def _add_draft(self, branch: Branch, draft: _Draft) -> None:
+        """Let a decode check its guesses too, as far as budget and free memory go: nobody pays for them."""
+        assert branch.kv is not None
+        count = min(len(branch.draft), draft.budget)
+        if count and not isinstance(branch.kv.reserve(1 + count), NoRoom):
+            draft.drop(branch)
+            draft.choose(branch, 1 + count)
 
     def _make_room(self, branch: Branch, count: int, draft: _Draft) -> bool:
         """Reserve `count` tokens, preempting younger branches one by one; False if that is not enough."""
         assert branch.kv is not None
         while isinstance(branch.kv.reserve(count), NoRoom):
-            youngest = self.running[-1]
+            youngest = self._victim(branch)
             if youngest is branch:
                 return False
             draft.drop(youngest)
             self._preempt(youngest)
             draft.preempted.append(youngest)
         return True
+
+    def _victim(self, branch: Branch) -> Branch:
+        """The youngest running branch; before it, idle ones, which lose nothing but what may be cached."""
+        idle = (other for other in reversed(self.running) if other.idle and other is not branch)
+        return next(idle, self.running[-1])
 
     def _give_up(self, branch: Branch, draft: _Draft) -> None:
         """End a branch that finds no room though nothing else runs, rather than retry for ever."""
@@ -225,14 +275,20 @@ class Scheduler:
         insort(self.waiting, branch, key=_age)
 
     def _admit(self, draft: _Draft) -> None:
-        """Start waiting branches, oldest first, until one does not fit."""
-        running = sum(_width(branch) for branch in self.running)
-        while self.waiting and draft.budget > 0:
-            branch = self.waiting[0]
-            running += _width(branch)
-            if running > self.config.max_running or not self._start(branch):
-                return
+        """Start waiting branches, oldest first, until one does not fit. Idle ones need not run; where they
+        are all that is in the way, they give way."""
+        for branch in [branch for branch in self.waiting if not branch.idle]:
+            while draft.budget == 0 or not self._has_place(branch) or not self._start(branch):
+                idle = [other for other in self.running if other.idle]
+                if draft.chosen or not idle:
+                    return
+                self._preempt(idle[-1])
+                draft.preempted.append(idle[-1])
             draft.choose(branch, min(branch.remaining, draft.budget))
+
+    def _has_place(self, branch: Branch) -> bool:
+        """Whether one more, with all the branches it stands for, may run."""
+        return sum(_width(other) for other in [*self.running, branch]) <= self.config.max_running
 
     def _start(self, branch: Branch) -> bool:
         """Open and reserve all that is known of a waiting branch, if growth room is left for the others."""
@@ -252,7 +308,7 @@ class Scheduler:
             return False
         branch.kv = kv
         branch.state = State.RUNNING
-        self.waiting.pop(0)
+        self.waiting.remove(branch)
         insort(self.running, branch, key=_age)
         if branch.request.num_cached is None:
             branch.request.num_cached = kv.num_cached
@@ -265,17 +321,10 @@ class Scheduler:
         assert branch.kv is not None
         start = branch.kv.length
         slots = branch.kv.extend(count)
-        done = start + count == len(branch.tokens)
-        tokens = branch.tokens[start : start + count]
-        return PlanEntry(branch, start, tokens, slots, _width(branch) if done else 0)
-
-    def _fork(self, branch: Branch, count: int) -> list[Branch]:
-        """Make the other branches of a request whose prompt has just been computed."""
-        children = []
-        for index in range(1, count + 1):
-            assert branch.kv is not None
-            child = Branch(branch.request, index, list(branch.tokens), State.RUNNING, branch.kv.fork())
-            branch.request.branches.append(child)
-            insort(self.running, child, key=_age)
-            children.append(child)
-        return children
+        known = len(branch.tokens)
+        guesses = max(0, start + count - known)
+        tokens = branch.tokens[start : start + count] + branch.draft[:guesses]
+        samples = 0
+        if start + count >= known:
+            samples = 1 if branch.request.beams else _width(branch)
+        return PlanEntry(branch, start, tokens, slots, samples, guesses)
