@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "engine.h"
+#include "linear_module.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -111,6 +112,7 @@ NB_MODULE(_cpu, module) {
   module.attr("split") = kSplit;
   module.attr("max_head_dim") = kMaxDim;
   module.def("available_isas", &available_isas);
+  bind_linear(module);
   nb::class_<CacheView>(module, "Cache").def("__init__",
       [](CacheView* self, std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> addresses, int dtype,
          std::tuple<int64_t, int, int, int> shape, Strides strides, Strides scale_strides) {

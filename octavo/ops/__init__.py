@@ -1,0 +1,1 @@
+"""Operations of a decoder step besides attention. See docs/ops.md."""
