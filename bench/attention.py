@@ -4,11 +4,11 @@
 
 All things that are compared run in turn, over and over, for `--seconds` per row; the fastest run of each
 counts, because the machine may be shared. "read" is torch's sum over the same K and V, seen as float32:
-the bandwidth that a plain read reaches in the same seconds. Caches are used in turn with a second copy, so
-that nothing is faster for having been in the processor's cache before. Prints one table per part:
+the bandwidth that a plain read reaches in the same seconds. Caches are used in turn with copies, enough
+that none is still in the processor's cache when its turn comes. Prints one table per part:
 
     decode    block size x dtype x context x batch x group: share of the read, and times against the same
-              kernel on one contiguous block per sequence ("paged/flat") and torch's attention ("torch")
+              kernel on contiguous sequences, blocks in order ("paged/flat"), and torch's attention ("torch")
     blocks    block sizes 1 to 256, all else as in the middle row
     prefill   one prompt, causal, against torch's attention on contiguous tensors
     prefix    16 sequences over one shared prefix, read once and read by each
@@ -33,8 +33,11 @@ from octavo.attention.quant import quantize
 KV_HEADS, HEAD_DIM, GROUP = 3, 64, 3
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 SCALE = HEAD_DIM**-0.5
+COLD = 200e6  # bytes of copies: several times a last-level cache
+REFERENCE = ReferenceBackend()
 
 Timed = Callable[[], object]
+Backend = CpuBackend | ReferenceBackend
 
 
 def race(seconds: float, runners: dict[str, Timed]) -> dict[str, float]:
@@ -51,19 +54,30 @@ def race(seconds: float, runners: dict[str, Timed]) -> dict[str, float]:
     return best
 
 
-def make_cache(blocks: int, block_size: int, dtype: torch.dtype) -> LayerCache:
-    """A cache of random rows."""
-    rows = [torch.randn(blocks, block_size, KV_HEADS, HEAD_DIM) for _ in range(2)]
-    if dtype != torch.int8:
-        return LayerCache(*(each.to(dtype) for each in rows))
-    (key, key_scale), (value, value_scale) = (quantize(each) for each in rows)
-    return LayerCache(key, value, key_scale, value_scale)
+def make_caches(blocks: int, block_size: int, dtype: torch.dtype, backend: Backend) -> list[LayerCache]:
+    """Caches of random rows as the backend lays them out, COLD bytes of them and at least two."""
+    cache = backend.allocate(blocks, block_size, KV_HEADS, HEAD_DIM, dtype)
+    for stored, scale in ((cache.key, cache.key_scale), (cache.value, cache.value_scale)):
+        rows = torch.randn(stored.shape)
+        if scale is not None:
+            rows, scales = quantize(rows)
+            scale.copy_(scales)
+        stored.copy_(rows)
+    caches = [cache]
+    while len(caches) < 2 or len(caches) * megabytes(cache) * 1e6 < COLD:
+        caches.append(cache.like(blocks))
+        for new, old in zip(caches[-1].stretches(), cache.stretches(), strict=True):
+            new.copy_(old)
+    return caches
 
 
-def make_batch(batch: int, context: int, block_size: int, queries: int, *, shared: int = 0) -> AttentionBatch:
-    """Sequences of `context` on shuffled blocks, the first `shared` tokens of which are the same blocks."""
+def make_batch(
+    batch: int, context: int, block_size: int, queries: int, *, shared: int = 0, shuffled: bool = True
+) -> AttentionBatch:
+    """Sequences of `context`, the first `shared` tokens of which are the same blocks."""
     columns = -(-context // block_size)
-    tables = torch.randperm(batch * columns).view(batch, columns).to(torch.int32)
+    order = torch.randperm(batch * columns) if shuffled else torch.arange(batch * columns)
+    tables = order.view(batch, columns).to(torch.int32)
     tables[:, : shared // block_size] = tables[0, : shared // block_size]
     return AttentionBatch(
         tables=tables,
@@ -73,9 +87,7 @@ def make_batch(batch: int, context: int, block_size: int, queries: int, *, share
     )
 
 
-def attend(
-    backend: CpuBackend | ReferenceBackend, query: Tensor, caches: list[LayerCache], batch: AttentionBatch
-) -> Timed:
+def attend(backend: Backend, query: Tensor, caches: list[LayerCache], batch: AttentionBatch) -> Timed:
     """A call per run, on the caches in turn."""
     turn = cycle(caches)
     return lambda: backend.paged_attention(query, next(turn), batch, scale=SCALE)
@@ -83,13 +95,8 @@ def attend(
 
 def read(caches: list[LayerCache]) -> Timed:
     """A plain read per run of a cache's K and V, in turn."""
-    turn = cycle([[stored.view(-1).view(torch.float32) for stored in cache.tensors()] for cache in caches])
+    turn = cycle([[stored.view(-1).view(torch.float32) for stored in cache.stretches()] for cache in caches])
     return lambda: [stored.sum() for stored in next(turn)]
-
-
-def flat(caches: list[LayerCache], context: int) -> list[LayerCache]:
-    """The same bytes as one block per sequence."""
-    return [LayerCache(*(s.view(-1, context, *s.shape[2:]) for s in c.tensors())) for c in caches]
 
 
 def megabytes(cache: LayerCache) -> float:
@@ -127,15 +134,15 @@ def decode_row(
     group: int = GROUP,
 ) -> None:
     """One line of the decode table."""
-    caches = [make_cache(batch * context // block_size, block_size, dtype) for _ in range(2)]
+    caches = make_caches(batch * context // block_size, block_size, dtype, backend)
     query = torch.randn(batch, KV_HEADS * group, HEAD_DIM)
-    paged, whole = make_batch(batch, context, block_size, 1), make_batch(batch, context, context, 1)
+    paged, flat = (make_batch(batch, context, block_size, 1, shuffled=shuffled) for shuffled in (True, False))
     best = race(
         seconds,
         {
             "read": read(caches),
             "paged": attend(backend, query, caches, paged),
-            "flat": attend(backend, query, flat(caches, context), whole),
+            "flat": attend(backend, query, caches, flat),
             "torch": torch_decode(batch, context, group, dtype),
         },
     )
@@ -176,12 +183,14 @@ def prefill(backend: CpuBackend, seconds: float) -> None:
     """One prompt: paged, the reference backend, torch with grouped heads and with heads repeated."""
     print("tokens       ms   GFLOP/s  reference  torch (grouped)  torch (repeated)")
     for tokens in (128, 512, 2048, 8192):
-        caches = [make_cache(tokens // 16, 16, torch.float32)]
+        caches, rows = (
+            make_caches(tokens // 16, 16, torch.float32, each)[:1] for each in (backend, REFERENCE)
+        )
         batch, query = make_batch(1, tokens, 16, tokens), torch.randn(tokens, KV_HEADS * GROUP, HEAD_DIM)
         key, value = torch.randn(2, 1, KV_HEADS, tokens, HEAD_DIM)
         runners = {
             "paged": attend(backend, query, caches, batch),
-            "reference": attend(ReferenceBackend(), query, caches, batch),
+            "reference": attend(REFERENCE, query, rows, batch),
             "grouped": torch_prefill(query, key, value),
             "repeated": torch_prefill(query, *(each.repeat_interleave(GROUP, 1) for each in (key, value))),
         }
@@ -205,7 +214,7 @@ def prefix(backend: CpuBackend, seconds: float) -> None:
         (512, torch.float32),
     ):
         context, query = length + 64, torch.randn(16, KV_HEADS * GROUP, HEAD_DIM)
-        caches = [make_cache(16 * context // 16, 16, dtype) for _ in range(2)]
+        caches = make_caches(context, 16, dtype, backend)
         batch = make_batch(16, context, 16, 1, shared=length)
         best = race(
             seconds,
@@ -220,7 +229,7 @@ def prefix(backend: CpuBackend, seconds: float) -> None:
 
 def calls(backend: CpuBackend, seconds: float) -> None:
     """Microseconds of a call: a decode step of 4 short sequences, with its plan made and with it kept."""
-    caches, reference = [make_cache(64, 16, torch.float32)], ReferenceBackend()
+    caches, rows = (make_caches(64, 16, torch.float32, each)[:1] for each in (backend, REFERENCE))
     query, batch = torch.randn(4, KV_HEADS * GROUP, HEAD_DIM), make_batch(4, 16, 16, 1)
     key, value, slots = *torch.randn(2, 4, KV_HEADS, HEAD_DIM), torch.arange(4)
 
@@ -233,9 +242,9 @@ def calls(backend: CpuBackend, seconds: float) -> None:
         {
             "paged_attention": attend(backend, query, caches, batch),
             "paged_attention and plan": planned,
-            "paged_attention, reference": attend(reference, query, caches, batch),
+            "paged_attention, reference": attend(REFERENCE, query, rows, batch),
             "write_kv": lambda: backend.write_kv(key, value, caches[0], slots),
-            "write_kv, reference": lambda: reference.write_kv(key, value, caches[0], slots),
+            "write_kv, reference": lambda: REFERENCE.write_kv(key, value, rows[0], slots),
         },
     )
     for name, time_taken in best.items():

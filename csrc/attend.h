@@ -10,9 +10,6 @@
 // exp(score - m) * value. m starts at the lowest float, so that exp(-infinity - m) is 0 and never NaN.
 #pragma once
 
-#ifndef PFL
-#define PFL 1
-#endif
 #include <cfloat>
 #include <cmath>
 
@@ -58,7 +55,9 @@ class TaskRunner {
     total_sum_ = take(states);
     sum_ = take(states * kAlign);
     rowinfo_ = reinterpret_cast<Row*>(take(int64_t(rows_) * int64_t(sizeof(Row) / sizeof(float))));
-    direct_ = call.cache.dtype == DType::f32 && call.cache.dim % V::width == 0;
+    for (int j = 0; j < kTile; ++j) staged_place_[j] = int64_t(j) * width;
+    // Lanes beside a tile's keys have scores and weights too, of no effect but read.
+    for (int j = 0; j < kTile; ++j) key_scale_[j] = value_scale_[j] = 0;
   }
 
   void run() {
@@ -138,52 +137,103 @@ class TaskRunner {
       tile_ = tile;
       begin_ = from > tile ? from - tile : 0;
       end_ = to - tile < kTile ? to - tile : kTile;
-      find_places(tile, begin_, end_, call_.cache.block_stride, call_.cache.slot_stride, place_);
-      if (call_.cache.dtype == DType::i8)
-        find_places(tile, begin_, end_, call_.cache.scale_block_stride, call_.cache.scale_slot_stride,
-                    scale_place_);
+      find_rows();
+      find_lanes();
+      ahead_.clear();
       // Few rows leave the kernel waiting for memory; with many, arithmetic takes longer than reading.
-      if (rows_ <= kFetchRows && tile < last) {
-        fetch_ahead(tile + kTile, to - tile - kTile);
-      } else {
-        ahead_.stop();
-      }
+      if (rows_ <= kFetchRows && tile < last) fetch_ahead(tile + kTile, to - tile - kTile);
       for (int h = 0; h < heads(); ++h) run_head(h);
+    }
+  }
+
+  // Where the values of keys begin..end-1 of the tile lie, and the keys where they are rows too. Lanes beside
+  // them get the place of a key, to be readable.
+  void find_rows() {
+    const CacheView& cache = call_.cache;
+    const bool keys = !cache.lanes();
+    const int size = cache.block_size;
+    int logical = (tile_ + begin_) / size, offset = (tile_ + begin_) % size;
+    for (int j = begin_; j < end_; ++logical, offset = 0) {
+      const int run = size - offset < end_ - j ? size - offset : end_ - j;
+      const int64_t block = table_[logical];
+      const int64_t value = block * cache.values.block + offset * cache.values.slot;
+      for (int i = 0; i < run; ++i) value_place_[j + i] = value + i * cache.values.slot;
+      if (keys) {
+        const int64_t key = block * cache.keys.block + offset * cache.keys.slot;
+        for (int i = 0; i < run; ++i) key_place_[j + i] = key + i * cache.keys.slot;
+      }
+      if (cache.dtype == DType::i8) {
+        const int64_t scale = block * cache.scales.block + offset * cache.scales.slot;
+        for (int i = 0; i < run; ++i) scale_place_[j + i] = scale + i * cache.scales.slot;
+      }
+      j += run;
+    }
+    if (!keys) return;
+    for (int j = 0; j < begin_; ++j) key_place_[j] = key_place_[begin_];
+    for (int j = end_; j < kTile; ++j) key_place_[j] = key_place_[begin_];
+  }
+
+  // Where each kAlign lanes of the tile begin, in a cache that holds lanes.
+  void find_lanes() {
+    const CacheView& cache = call_.cache;
+    if (cache.block_size % kAlign) return;
+    for (int j = begin_ / kAlign * kAlign; j < end_; j += kAlign) {
+      const int64_t block = table_[(tile_ + j) / cache.block_size], offset = (tile_ + j) % cache.block_size;
+      lane_place_[j / kAlign] = block * cache.keys.block + offset;
+      scale_lane_[j / kAlign] = block * cache.scales.block + offset;
     }
   }
 
   void fetch_ahead(int tile, int keys) {
     const CacheView& cache = call_.cache;
-    const int size = item_size(cache.dtype);
-    find_places(tile, 0, keys < kTile ? keys : kTile, cache.block_stride * size, cache.slot_stride * size,
-                next_place_);
-    const int64_t skip = task_.head_begin * cache.head_stride * size;
-    ahead_.start(cache.key + skip, cache.value + skip, next_place_, cache.dim * size,
-                 cache.head_stride * size, heads());
-  }
-
-  // Where keys begin..end-1 of a tile lie. Lanes beside them get the place of a key, to be readable.
-  void find_places(int tile, int begin, int end, int64_t block_stride, int64_t slot_stride, int64_t* place) {
-    const int size = call_.cache.block_size;
-    int logical = (tile + begin) / size, offset = (tile + begin) % size;
-    for (int j = begin; j < end; ++logical, offset = 0) {
-      const int run = size - offset < end - j ? size - offset : end - j;
-      const int64_t start = table_[logical] * block_stride + offset * slot_stride;
-      for (int i = 0; i < run; ++i) place[j + i] = start + i * slot_stride;
+    const int size = item_size(cache.dtype), block_size = cache.block_size;
+    const int count = keys < kTile ? keys : kTile;
+    for (int j = 0; j < count;) {
+      const int logical = (tile + j) / block_size, offset = (tile + j) % block_size;
+      const int run = block_size - offset < count - j ? block_size - offset : count - j;
+      fetch_slots(cache.key, cache.keys, size, table_[logical], offset, run);
+      fetch_slots(cache.value, cache.values, size, table_[logical], offset, run);
+      if (cache.dtype == DType::i8) {
+        fetch_scales(cache.key_scale, table_[logical], offset, run);
+        fetch_scales(cache.value_scale, table_[logical], offset, run);
+      }
       j += run;
     }
-    for (int j = 0; j < begin; ++j) place[j] = place[begin];
-    for (int j = end; j < kTile; ++j) place[j] = place[begin];
+    const int row_groups = (rows_ + kRowStep - 1) / kRowStep;
+    ahead_.start(int64_t(heads()) * row_groups * (cache.dim + kTile));
+  }
+
+  // Asks for `run` slots of a block, over the task's heads, in the fewest stretches.
+  void fetch_slots(const char* base, const Strides& at, int size, int64_t block, int offset, int run) {
+    const char* start = base + (block * at.block + offset * at.slot + task_.head_begin * at.head) * size;
+    const int dim = call_.cache.dim;
+    if (at.dim == 1 && at.head == dim) {  // a slot's heads side by side
+      const int64_t row = int64_t(heads()) * dim;
+      if (row == at.slot) return ahead_.add(start, row * run * size, 1, 0);
+      return ahead_.add(start, row * size, run, at.slot * size);
+    }
+    const int64_t slots = at.dim == 1 ? at.slot * run : run;  // in a row of a head's
+    const int rows = at.dim == 1 ? 1 : dim;
+    const int64_t step = at.dim == 1 ? at.head : at.dim;
+    if (rows == 1 ? slots == at.head : slots == at.dim && at.head == at.dim * dim)
+      return ahead_.add(start, at.head * heads() * size, 1, 0);
+    for (int h = 0; h < heads(); ++h)
+      ahead_.add(start + h * at.head * size, slots * size, rows, step * size);
+  }
+
+  void fetch_scales(const float* base, int64_t block, int offset, int run) {
+    const Strides& at = call_.cache.scales;
+    const float* start = base + block * at.block + offset * at.slot + task_.head_begin * at.head;
+    const int64_t last = (run - 1) * at.slot + (heads() - 1) * at.head;
+    ahead_.add(reinterpret_cast<const char*>(start), (last + 1) * int64_t(sizeof(float)), 1, 0);
   }
 
   void run_head(int h) {
-    const CacheView& cache = call_.cache;
-    const int64_t skip = (task_.head_begin + h) * cache.head_stride;
-    switch (cache.dtype) {
-      case DType::f32: load_tile<float>(skip); break;
-      case DType::bf16: load_tile<bf16>(skip); break;
-      case DType::f16: load_tile<f16>(skip); break;
-      case DType::i8: load_tile<int8_t>(skip); load_scales(h); break;
+    switch (call_.cache.dtype) {
+      case DType::f32: load_tile<float>(h); break;
+      case DType::bf16: load_tile<bf16>(h); break;
+      case DType::f16: load_tile<f16>(h); break;
+      case DType::i8: load_tile<int8_t>(h); load_scales(h); break;
     }
     for (int r = 0; r < rows_;) {
       // Near-equal groups: 8 rows as 4 + 4 use registers better than as 6 + 2.
@@ -201,25 +251,52 @@ class TaskRunner {
     }
   }
 
+  // Readies a head's keys and values: as they lie where the loops can take them so, else widened to float32.
   template <class T>
-  void load_tile(int64_t skip) {
+  void load_tile(int h) {
+    constexpr int W = V::width;
     const CacheView& cache = call_.cache;
-    const char* value = cache.value + skip * int64_t(sizeof(T));
-    pack_keys<V, T>(cache.key + skip * int64_t(sizeof(T)), place_, begin_ / V::width,
-                    (end_ + V::width - 1) / V::width, cache.dim, panel_, ahead_);
-    if (direct_) {
-      for (int j = begin_; j < end_; ++j) value_[j] = reinterpret_cast<const float*>(value) + place_[j];
+    const int first = begin_ / W, last = (end_ + W - 1) / W;
+    const T* key = reinterpret_cast<const T*>(cache.key) + (task_.head_begin + h) * cache.keys.head;
+    const T* value = reinterpret_cast<const T*>(cache.value) + (task_.head_begin + h) * cache.values.head;
+    // Widening once pays where several groups of rows follow.
+    const bool as_stored = sizeof(T) == sizeof(float) || rows_ <= kRowStep;
+    key_stored_ = cache.lanes() && as_stored;
+    if (cache.lanes()) {
+      for (int v = first; v < last; ++v) lane_[v] = key + lane_place_[v * W / kAlign] + v * W % kAlign;
+      lane_stride_ = cache.keys.dim;
+      if (!as_stored)
+        widen_keys<V, T>(reinterpret_cast<const T* const*>(lane_), lane_stride_, first, last, cache.dim, panel_);
     } else {
-      stage_values<V, T>(value, place_, begin_, end_, cache.dim, staged_);
-      for (int j = begin_; j < end_; ++j) value_[j] = staged_ + int64_t(j) * width();
+      pack_keys<V, T>(key, key_place_, first, last, cache.dim, panel_, ahead_);
+    }
+    if (!key_stored_) {
+      for (int v = first; v < last; ++v) lane_[v] = panel_ + v * W;
+      lane_stride_ = kTile;
+    }
+    value_stored_ = as_stored && cache.dim % W == 0;
+    value_ = value;
+    if (!value_stored_) {
+      stage_values<V, T>(value, value_place_, begin_, end_, cache.dim, staged_);
+      value_ = staged_;
     }
   }
 
   void load_scales(int h) {
-    const int64_t skip = (task_.head_begin + h) * call_.cache.scale_head_stride;
-    for (int j = 0; j < kTile; ++j) {
-      key_scale_[j] = call_.cache.key_scale[scale_place_[j] + skip];
-      value_scale_[j] = call_.cache.value_scale[scale_place_[j] + skip];
+    const CacheView& cache = call_.cache;
+    const int64_t skip = (task_.head_begin + h) * cache.scales.head;
+    const float *key = cache.key_scale + skip, *value = cache.value_scale + skip;
+    if (cache.scales.slot == 1 && cache.block_size % kAlign == 0) {
+      for (int j = begin_ / kAlign * kAlign; j < end_; j += V::width) {
+        const int64_t place = scale_lane_[j / kAlign] + j % kAlign;
+        V::store(key_scale_ + j, V::load(key + place));
+        V::store(value_scale_ + j, V::load(value + place));
+      }
+      return;
+    }
+    for (int j = begin_; j < end_; ++j) {
+      key_scale_[j] = key[scale_place_[j]];
+      value_scale_[j] = value[scale_place_[j]];
     }
   }
 
@@ -237,8 +314,12 @@ class TaskRunner {
     const int first = from / V::width, last = (to + V::width - 1) / V::width;
     alignas(64) float s[R * kTile];
     alignas(64) float old_top[kAlign], rescale[kAlign];
-    score_rows<V, R>(query_ + state * width(), width(), panel_, call_.cache.dim, first, last, s,
-                     ahead_);
+    switch (key_stored_ ? call_.cache.dtype : DType::f32) {
+      case DType::f32: score<R, float>(state, first, last, s); break;
+      case DType::bf16: score<R, bf16>(state, first, last, s); break;
+      case DType::f16: score<R, f16>(state, first, last, s); break;
+      case DType::i8: score<R, int8_t>(state, first, last, s); break;
+    }
     for (int i = 0; i < R; ++i) {
       old_top[i] = top_[state + i];
       top_[state + i] = adjust_scores(h, rowinfo_[r + i], first, last, s + i * kTile, old_top[i]);
@@ -247,8 +328,24 @@ class TaskRunner {
       V::store(rescale + i, exp<V>(V::sub(V::load(old_top + i), V::load(top_ + state + i))));
     for (int i = 0; i < R; ++i)
       weigh(first, last, top_[state + i], rescale[i], s + i * kTile, sum_ + (state + i) * kAlign);
-    value_rows<V, R>(s, value_, from, to, call_.cache.dim, rescale, out_ + state * width(), width(),
-                     ahead_);
+    switch (value_stored_ ? call_.cache.dtype : DType::f32) {
+      case DType::f32: add_values<R, float>(state, from, to, s, rescale); break;
+      case DType::bf16: add_values<R, bf16>(state, from, to, s, rescale); break;
+      case DType::f16: add_values<R, f16>(state, from, to, s, rescale); break;
+      case DType::i8: add_values<R, int8_t>(state, from, to, s, rescale); break;
+    }
+  }
+
+  template <int R, class T>
+  void score(int64_t state, int first, int last, float* s) {
+    score_rows<V, R, T>(query_ + state * width(), width(), reinterpret_cast<const T* const*>(lane_), lane_stride_,
+                        call_.cache.dim, first, last, s, ahead_);
+  }
+
+  template <int R, class T>
+  void add_values(int64_t state, int from, int to, const float* s, const float* rescale) {
+    value_rows<V, R, T>(s, static_cast<const T*>(value_), value_stored_ ? value_place_ : staged_place_, from, to,
+                        call_.cache.dim, rescale, out_ + state * width(), width(), ahead_);
   }
 
   // Applies the options and the row's mask to its scores; returns the new largest.
@@ -327,12 +424,15 @@ class TaskRunner {
   const int32_t* table_;
   int rows_, low_, high_;         // rows per head; positions that any of them sees
   int tile_, begin_, end_;        // the tile's position; keys begin_..end_-1 of it are read
-  bool direct_;                   // values are read from the cache as they lie
+  bool key_stored_, value_stored_;  // read from the cache as they lie
   float *panel_, *staged_, *query_, *out_, *total_, *top_, *total_top_, *total_sum_, *sum_;
   Row* rowinfo_;
-  int64_t place_[kTile], next_place_[kTile], scale_place_[kTile];
+  int64_t key_place_[kTile], value_place_[kTile], scale_place_[kTile], staged_place_[kTile];
+  int64_t lane_place_[kTile / kAlign], scale_lane_[kTile / kAlign];
+  const void* lane_[kTile / V::width];  // a head's keys, vector by vector; see score_rows
+  int64_t lane_stride_;
+  const void* value_;                   // a head's values
   Ahead ahead_;
-  const float* value_[kTile];
   alignas(64) float key_scale_[kTile];
   alignas(64) float value_scale_[kTile];
 };

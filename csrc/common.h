@@ -25,7 +25,7 @@ constexpr int kRowStep = 6;      // query rows that share registers; see micro.h
 constexpr int kStripRows = 96;   // query rows per KV head that a strip aims at
 constexpr int kShareRows = 128;  // most query rows per KV head that a shared task holds
 constexpr int kFetchRows = 64;   // query rows per KV head up to which the next tile is fetched ahead
-constexpr int kAlign = 16;       // floats to which rows are padded in scratch memory
+constexpr int kAlign = 16;       // floats to which rows are padded in scratch memory, and lanes in caches
 
 enum class DType : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 
@@ -38,8 +38,14 @@ struct f16 {
   uint16_t bits;
 };
 
-// K and V of one layer, as [num_blocks, block_size, heads, dim] with any strides but a dense last axis.
-// Scales, for i8 only, are [num_blocks, block_size, heads] and share their strides too.
+// Where [num_blocks, block_size, heads, dim] lies, in elements of its dtype.
+struct Strides {
+  int64_t block = 0, slot = 0, head = 0, dim = 0;
+};
+
+// K and V of one layer. Values have a dense last axis. Keys have one too, or else they lie in lanes: the slots
+// of a block side by side for each dimension, ready for vectors, and block_size is a multiple of kAlign.
+// Scales, for i8 only, are [num_blocks, block_size, heads], both with the same strides.
 struct CacheView {
   char* key = nullptr;
   char* value = nullptr;
@@ -48,8 +54,9 @@ struct CacheView {
   DType dtype = DType::f32;
   int64_t num_blocks = 0;
   int block_size = 0, heads = 0, dim = 0;
-  int64_t block_stride = 0, slot_stride = 0, head_stride = 0;
-  int64_t scale_block_stride = 0, scale_slot_stride = 0, scale_head_stride = 0;
+  Strides keys, values, scales;
+
+  bool lanes() const { return keys.slot == 1 && block_size % kAlign == 0 && (keys.dim != 1 || dim == 1); }
 };
 
 // Consecutive queries of one sequence.

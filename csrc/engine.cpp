@@ -36,30 +36,60 @@ std::vector<const Kernels*> available() {
   return found;
 }
 
-// Copies `slots` leading slots of one block; rows of one head are dense, whatever the layout.
-void copy_slots(const CacheView& from, int64_t src, const CacheView& to, int64_t dst, int slots) {
-  const int64_t size = item_size(from.dtype), row = from.dim * size;
-  for (int side = 0; side < 2; ++side) {
-    const char* in = (side ? from.value : from.key) + src * from.block_stride * size;
-    char* out = (side ? to.value : to.key) + dst * to.block_stride * size;
-    const float* in_scale = side ? from.value_scale : from.key_scale;
-    float* out_scale = side ? to.value_scale : to.key_scale;
-    const bool dense = from.head_stride == from.dim && to.head_stride == to.dim &&
-                       from.slot_stride == from.dim * from.heads && to.slot_stride == from.slot_stride;
-    if (dense) std::memmove(out, in, size_t(slots * from.slot_stride * size));
-    for (int slot = 0; slot < slots; ++slot) {
-      for (int head = 0; head < from.heads; ++head) {
-        if (!dense)
-          std::memmove(out + (slot * to.slot_stride + head * to.head_stride) * size,
-                       in + (slot * from.slot_stride + head * from.head_stride) * size, size_t(row));
-        if (in_scale)
-          out_scale[dst * to.scale_block_stride + slot * to.scale_slot_stride + head * to.scale_head_stride] =
-              in_scale[src * from.scale_block_stride + slot * from.scale_slot_stride +
-                       head * from.scale_head_stride];
-      }
-      if (dense && !in_scale) break;
+// Where a block's [slots, heads, dim] are `bytes` in one stretch, whatever their order; else 0.
+int64_t stretch(const Strides& at, int slots, int heads, int dim, int64_t size) {
+  const bool rows = at.dim == 1 && ((at.head == dim && at.slot == int64_t(heads) * dim) ||
+                                    (at.slot == dim && at.head == int64_t(slots) * dim));
+  const bool lanes = at.slot == 1 && at.dim == slots && at.head == int64_t(slots) * dim;
+  return rows || lanes ? int64_t(slots) * heads * dim * size : 0;
+}
+
+bool same_order(const Strides& a, const Strides& b) {
+  return a.slot == b.slot && a.head == b.head && a.dim == b.dim;
+}
+
+// Copies `slots` leading slots, `size` bytes an element.
+void copy_part(const char* in, const Strides& from, char* out, const Strides& to, int slots, int heads,
+               int dim, int64_t size) {
+  for (int head = 0; head < heads; ++head) {
+    if (from.dim == 1 && to.dim == 1) {
+      for (int slot = 0; slot < slots; ++slot)
+        std::memmove(out + (slot * to.slot + head * to.head) * size,
+                     in + (slot * from.slot + head * from.head) * size, size_t(dim * size));
+    } else if (from.slot == 1 && to.slot == 1) {
+      for (int d = 0; d < dim; ++d)
+        std::memmove(out + (d * to.dim + head * to.head) * size, in + (d * from.dim + head * from.head) * size,
+                     size_t(slots * size));
+    } else {
+      for (int slot = 0; slot < slots; ++slot)
+        for (int d = 0; d < dim; ++d)
+          std::memcpy(out + (slot * to.slot + head * to.head + d * to.dim) * size,
+                      in + (slot * from.slot + head * from.head + d * from.dim) * size, size_t(size));
     }
   }
+}
+
+void copy_array(const char* in, const Strides& from, int64_t src, char* out, const Strides& to, int64_t dst,
+                const CacheView& cache, int slots, int dim, int64_t size) {
+  in += src * from.block * size, out += dst * to.block * size;
+  const int64_t whole = stretch(from, cache.block_size, cache.heads, dim, size);
+  if (whole && slots == cache.block_size && same_order(from, to))
+    std::memmove(out, in, size_t(whole));
+  else
+    copy_part(in, from, out, to, slots, cache.heads, dim, size);
+}
+
+// Copies `slots` leading slots of one block, K, V and scales.
+void copy_slots(const CacheView& from, int64_t src, const CacheView& to, int64_t dst, int slots) {
+  const int64_t size = item_size(from.dtype);
+  copy_array(from.key, from.keys, src, to.key, to.keys, dst, from, slots, from.dim, size);
+  copy_array(from.value, from.values, src, to.value, to.values, dst, from, slots, from.dim, size);
+  if (!from.key_scale) return;
+  Strides in = from.scales, out = to.scales;
+  in.dim = out.dim = 1;
+  const auto bytes = [](float* scales) { return reinterpret_cast<char*>(scales); };
+  copy_array(bytes(from.key_scale), in, src, bytes(to.key_scale), out, dst, from, slots, 1, sizeof(float));
+  copy_array(bytes(from.value_scale), in, src, bytes(to.value_scale), out, dst, from, slots, 1, sizeof(float));
 }
 
 }  // namespace

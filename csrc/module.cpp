@@ -20,10 +20,16 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-using Strides = std::tuple<int64_t, int64_t, int64_t>;
+using FourStrides = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // block, slot, head, dim
+
+Strides strides_of(FourStrides from) {
+  const auto [block, slot, head, dim] = from;
+  return Strides{block, slot, head, dim};
+}
 
 CacheView make_cache(std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> addresses, int dtype,
-                     std::tuple<int64_t, int, int, int> shape, Strides strides, Strides scale_strides) {
+                     std::tuple<int64_t, int, int, int> shape, FourStrides keys, FourStrides values,
+                     FourStrides scales) {
   CacheView view;
   view.key = at<char>(std::get<0>(addresses));
   view.value = at<char>(std::get<1>(addresses));
@@ -31,8 +37,9 @@ CacheView make_cache(std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> addr
   view.value_scale = at<float>(std::get<3>(addresses));
   view.dtype = DType(dtype);
   std::tie(view.num_blocks, view.block_size, view.heads, view.dim) = shape;
-  std::tie(view.block_stride, view.slot_stride, view.head_stride) = strides;
-  std::tie(view.scale_block_stride, view.scale_slot_stride, view.scale_head_stride) = scale_strides;
+  view.keys = strides_of(keys);
+  view.values = strides_of(values);
+  view.scales = strides_of(scales);
   return view;
 }
 
@@ -111,12 +118,13 @@ NB_MODULE(_cpu, module) {
   nb::set_leak_warnings(false);  // a backend may live as long as the interpreter
   module.attr("split") = kSplit;
   module.attr("max_head_dim") = kMaxDim;
+  module.attr("lanes") = kAlign;
   module.def("available_isas", &available_isas);
   bind_linear(module);
   nb::class_<CacheView>(module, "Cache").def("__init__",
       [](CacheView* self, std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> addresses, int dtype,
-         std::tuple<int64_t, int, int, int> shape, Strides strides, Strides scale_strides) {
-        new (self) CacheView(make_cache(addresses, dtype, shape, strides, scale_strides));
+         std::tuple<int64_t, int, int, int> shape, FourStrides keys, FourStrides values, FourStrides scales) {
+        new (self) CacheView(make_cache(addresses, dtype, shape, keys, values, scales));
       });
   nb::class_<StepPlan>(module, "Plan")
       .def(nb::new_(&make_plan))

@@ -50,20 +50,37 @@ float quantize_row(const From* in, int8_t* out, int dim) {
   return size / 127.0f;
 }
 
+// A row at `out`, its elements `stride` apart.
+template <class T>
+void spread(const T* row, T* out, int64_t stride, int dim) {
+  for (int d = 0; d < dim; ++d) out[d * stride] = row[d];
+}
+
+template <class V, class From, class To>
+void store_converted(const From* in, char* base, int64_t at, int64_t stride, int dim) {
+  To* out = reinterpret_cast<To*>(base) + at;
+  if (stride == 1) return convert_row<V>(in, out, dim);
+  To row[kMaxDim];
+  convert_row<V>(in, row, dim);
+  spread(row, out, stride, dim);
+}
+
 template <class V, class From>
-void store_row(const WriteCall& call, const From* in, char* base, float* scales, int64_t slot, int head) {
+void store_row(const WriteCall& call, const From* in, char* base, const Strides& strides, float* scales,
+               int64_t slot, int head) {
   const CacheView& cache = call.cache;
   const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
-  const int64_t at = block * cache.block_stride + offset * cache.slot_stride + head * cache.head_stride;
+  const int64_t at = block * strides.block + offset * strides.slot + head * strides.head;
   switch (cache.dtype) {
-    case DType::f32: convert_row<V>(in, reinterpret_cast<float*>(base) + at, cache.dim); break;
-    case DType::bf16: convert_row<V>(in, reinterpret_cast<bf16*>(base) + at, cache.dim); break;
-    case DType::f16: convert_row<V>(in, reinterpret_cast<f16*>(base) + at, cache.dim); break;
-    case DType::i8:
-      scales[block * cache.scale_block_stride + offset * cache.scale_slot_stride +
-             head * cache.scale_head_stride] =
-          quantize_row<V>(in, reinterpret_cast<int8_t*>(base) + at, cache.dim);
-      break;
+    case DType::f32: return store_converted<V, From, float>(in, base, at, strides.dim, cache.dim);
+    case DType::bf16: return store_converted<V, From, bf16>(in, base, at, strides.dim, cache.dim);
+    case DType::f16: return store_converted<V, From, f16>(in, base, at, strides.dim, cache.dim);
+    case DType::i8: {
+      int8_t row[kMaxDim];
+      scales[block * cache.scales.block + offset * cache.scales.slot + head * cache.scales.head] =
+          quantize_row<V>(in, row, cache.dim);
+      spread(row, reinterpret_cast<int8_t*>(base) + at, strides.dim, cache.dim);
+    }
   }
 }
 
@@ -85,9 +102,9 @@ void write_tokens(const WriteCall& call, int64_t begin, int64_t end) {
     }
     for (int h = 0; h < call.cache.heads; ++h) {
       store_row<V>(call, key + token * call.key_token_stride + h * call.key_head_stride, call.cache.key,
-                   call.cache.key_scale, call.slots[token], h);
+                   call.cache.keys, call.cache.key_scale, call.slots[token], h);
       store_row<V>(call, value + token * call.value_token_stride + h * call.value_head_stride,
-                   call.cache.value, call.cache.value_scale, call.slots[token], h);
+                   call.cache.value, call.cache.values, call.cache.value_scale, call.slots[token], h);
     }
   }
 }

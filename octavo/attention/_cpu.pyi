@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 split: int
 max_head_dim: int
+lanes: int
 
 def available_isas() -> list[str]: ...
 
@@ -13,8 +14,9 @@ class Cache:
         addresses: Sequence[int],
         dtype: int,
         shape: Sequence[int],
-        strides: Sequence[int],
-        scale_strides: Sequence[int],
+        keys: Sequence[int],
+        values: Sequence[int],
+        scales: Sequence[int],
     ) -> None: ...
 
 class Plan:

@@ -56,6 +56,13 @@ class CpuBackend:
         """The instruction set in use."""
         return self._engine.isa
 
+    def allocate(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> LayerCache:
+        """Allocate an uninitialised cache: in lanes where blocks are whole vectors of slots, else as rows."""
+        lanes = block_size % _cpu.lanes == 0
+        return LayerCache.allocate(num_blocks, block_size, num_kv_heads, head_dim, dtype, lanes=lanes)
+
     def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key and value `[T, Hkv, D]` at slots `[T]` int64, converted to the stored dtype.
 
@@ -168,13 +175,11 @@ class CpuBackend:
         )
 
     def gather_blocks(self, cache: LayerCache, blocks: Tensor) -> LayerCache:
-        """Copy whole blocks `[n]` int64 out of the cache: a dense LayerCache of n blocks.
+        """Copy whole blocks `[n]` int64 out of the cache: a LayerCache of n blocks, laid out alike.
 
         Raises BatchError on a block outside the cache. Cost: one read and one write of n blocks.
         """
-        stored = LayerCache.allocate(
-            len(blocks), cache.block_size, cache.key.shape[2], cache.key.shape[3], cache.key.dtype
-        )
+        stored = cache.like(len(blocks))
         self._move(cache, blocks, stored, into_cache=False)
         return stored
 
@@ -307,9 +312,11 @@ def _view(cache: LayerCache) -> _cpu.Cache:
             f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; both must be "
             f"[num_blocks, block_size, heads, dim] with dim at most {_cpu.max_head_dim}"
         )
-    if key.stride() != value.stride() or key.stride(3) != 1:
+    lanes = key.stride(1) == 1 and key.shape[1] % _cpu.lanes == 0
+    if value.stride(3) != 1 or not (key.stride(3) == 1 or lanes):
         raise BatchError(
-            f"key has strides {key.stride()} and value {value.stride()}; they must be equal and end in 1"
+            f"key has strides {key.stride()} and value {value.stride()}; values must end in 1, and keys "
+            f"too or have 1 for slots, with a block size that is a multiple of {_cpu.lanes}"
         )
     scales: list[Tensor] = []
     if key.dtype == torch.int8:
@@ -324,8 +331,9 @@ def _view(cache: LayerCache) -> _cpu.Cache:
         + (0, 0) * (not scales),
         _STORED[key.dtype],
         tuple(key.shape),
-        key.stride()[:3],
-        scales[0].stride() if scales else (0, 0, 0),
+        key.stride(),
+        value.stride(),
+        (*scales[0].stride(), 1) if scales else (0, 0, 0, 0),
     )
     cache.derived["cpu"] = view
     return view

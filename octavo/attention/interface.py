@@ -4,6 +4,11 @@
     LayerCache.value  [num_blocks, block_size, Hkv, D]
     .key_scale, .value_scale  [num_blocks, block_size, Hkv]  float32, where K and V are int8; else None
 
+    in memory, as rows     key and value, C order           any backend
+              in lanes     storage [num_blocks, bytes]:     for vectors; key, value and scales are views of it
+                           K [Hkv, D, block_size] | V [Hkv, block_size, D]
+                           | K scales [Hkv, block_size] | V scales, where there are any
+
     AttentionBatch, for R sequences with T new tokens between them in one ragged call:
         query_start   0        3   4              9      sequence r owns rows query_start[r]:query_start[r+1]
         rows          q q q    q   q q q q q                of query, key, value and slots
@@ -16,8 +21,11 @@ Owns the data classes and the backend's signature; computes nothing.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,20 +33,24 @@ from torch import Tensor
 
 from octavo.attention.rotate import rotate_in_place
 
+HUGE_PAGE = 2**21  # bytes; on x86-64, and elsewhere a multiple of what memory is aligned to
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """K and V of one layer, `[num_blocks, block_size, Hkv, D]` each, in the stored dtype.
 
     In int8, K is key * key_scale and V is value * value_scale, with a scale per token and head,
-    `[num_blocks, block_size, Hkv]` float32; in other dtypes the scales are None. `derived` is a
-    backend's own, for what it works out from these tensors once.
+    `[num_blocks, block_size, Hkv]` float32; in other dtypes the scales are None. storage: where the
+    cache lies in lanes, the one tensor `[num_blocks, bytes of a block]` uint8 that holds it all.
+    `derived` is a backend's own, for what it works out from these tensors once.
     """
 
     key: Tensor
     value: Tensor
     key_scale: Tensor | None = None
     value_scale: Tensor | None = None
+    storage: Tensor | None = None
     derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -57,16 +69,70 @@ class LayerCache:
             return self.key, self.value
         return self.key, self.value, self.key_scale, self.value_scale
 
+    def stretches(self) -> tuple[Tensor, ...]:
+        """The tensors that hold a block's bytes in one stretch each, block by block: `[num_blocks, ...]`."""
+        return self.tensors() if self.storage is None else (self.storage,)
+
+    def like(self, num_blocks: int) -> LayerCache:
+        """An uninitialised cache of so many blocks, laid out as this one."""
+        _, block_size, num_kv_heads, head_dim = self.key.shape
+        lanes = self.storage is not None
+        return LayerCache.allocate(
+            num_blocks, block_size, num_kv_heads, head_dim, self.key.dtype, lanes=lanes
+        )
+
     @staticmethod
     def allocate(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        *,
+        lanes: bool = False,
     ) -> LayerCache:
-        """Allocate an uninitialised cache: slots that no sequence wrote are never read."""
+        """Allocate an uninitialised cache: slots that no sequence wrote are never read.
+
+        The memory is asked for in huge pages, where the system has them: a table scatters reads over
+        all of it, and with small pages a third of their time goes into finding where pages lie.
+        """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        stored = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-        if dtype != torch.int8:
-            return LayerCache(*stored)
-        return LayerCache(*stored, torch.empty(shape[:3]), torch.empty(shape[:3]))
+        if not lanes:
+            stored = _allocate(shape, dtype), _allocate(shape, dtype)
+            if dtype != torch.int8:
+                return LayerCache(*stored)
+            return LayerCache(*stored, torch.empty(shape[:3]), torch.empty(shape[:3]))
+        rows = num_kv_heads * head_dim * block_size * dtype.itemsize
+        scales = num_kv_heads * block_size * 4 if dtype == torch.int8 else 0
+        storage = _allocate((num_blocks, 2 * (rows + scales)), torch.uint8)
+        key, value = (
+            storage[:, start : start + rows].view(dtype).view(num_blocks, num_kv_heads, *part)
+            for start, part in ((0, (head_dim, block_size)), (rows, (block_size, head_dim)))
+        )
+        cache = LayerCache(key.permute(0, 3, 1, 2), value.transpose(1, 2), storage=storage)
+        if not scales:
+            return cache
+        key_scale, value_scale = (
+            storage[:, start : start + scales]
+            .view(torch.float32)
+            .view(num_blocks, num_kv_heads, block_size)
+            .mT
+            for start in (2 * rows, 2 * rows + scales)
+        )
+        return replace(cache, key_scale=key_scale, value_scale=value_scale)
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory, from the first huge page's worth on in huge pages where the system has them."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the mapping
+    start = -whole.data_ptr() % HUGE_PAGE
+    return whole[start : start + size].view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +154,11 @@ class AttentionBackend(Protocol):
     """What a kernel package provides. A class that derives from this one inherits rotate_and_write_kv."""
 
     name: str
+
+    def allocate(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> LayerCache:
+        """Allocate an uninitialised cache, laid out as this backend's kernels like it."""
 
     def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key and value `[T, Hkv, D]` at slots `[T]` (block * block_size + offset)."""

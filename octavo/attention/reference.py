@@ -42,11 +42,19 @@ class ReferenceBackend(AttentionBackend):
         self._planned: tuple[AttentionBatch, StepPlan] | None = None
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
+    def allocate(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> LayerCache:
+        """Allocate an uninitialised cache, as rows."""
+        return LayerCache.allocate(num_blocks, block_size, num_kv_heads, head_dim, dtype)
+
     def write_kv(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key and value `[T, Hkv, D]` at slots `[T]` int64, converted to the stored dtype.
 
-        Slots must be distinct. Raises IndexError on a slot outside the cache. Cost O(T).
+        Slots must be distinct. Raises IndexError on a slot outside the cache, BatchError where the
+        cache lies in lanes. Cost O(T).
         """
+        _check_rows(cache)
         for stored, scale, new in (
             (cache.key, cache.key_scale, key),
             (cache.value, cache.value_scale, value),
@@ -74,8 +82,10 @@ class ReferenceBackend(AttentionBackend):
         """Attend from query `[T, Hq, D]` over the cache; see `AttentionBackend.paged_attention`.
 
         Trusts the batch (`check_batch` does not), and raises BatchError only on head counts that do
-        not divide or a window below 1. Cost: one read of each row's visible keys and values.
+        not divide, a window below 1, or a cache in lanes. Cost: one read of each
+        row's visible keys and values.
         """
+        _check_rows(cache)
         num_heads, num_kv_heads = query.shape[1], cache.key.shape[2]
         if num_heads % num_kv_heads:
             raise BatchError(f"{num_heads} query heads do not divide among {num_kv_heads} KV heads")
@@ -97,6 +107,7 @@ class ReferenceBackend(AttentionBackend):
         Raises BatchError, before anything is copied, on a block or a length outside the cache.
         """
         check_copies(cache, copies)
+        _check_rows(cache)
         if len(copies) > 1 and _are_independent(copies):
             self._copy_at_once(cache, copies)
             return
@@ -241,6 +252,15 @@ class ReferenceBackend(AttentionBackend):
         for stored in cache.tensors():
             flat = stored.view(-1, *stored.shape[2:])
             flat.index_copy_(0, dst_slots, flat.index_select(0, src_slots))
+
+
+def _check_rows(cache: LayerCache) -> None:
+    """This backend takes slots as rows of a flat view."""
+    if not (cache.key.is_contiguous() and cache.value.is_contiguous()):
+        raise BatchError(
+            f"the reference backend takes caches as rows, got strides {cache.key.stride()} and "
+            f"{cache.value.stride()}: allocate the cache with this backend"
+        )
 
 
 def _are_independent(copies: Sequence[tuple[int, int, int]]) -> bool:

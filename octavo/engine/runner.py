@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.attention import AttentionBackend, AttentionBatch, LayerCache, check_batch
+from octavo.attention import AttentionBackend, AttentionBatch, check_batch
 from octavo.models import LoadedModel
 from octavo.sched import Plan
 
@@ -33,7 +33,7 @@ class Runner:
         self._backend = backend
         self._checked = checked
         self.caches = [
-            LayerCache.allocate(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_dtype)
+            backend.allocate(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_dtype)
             for _ in range(config.num_layers)
         ]
 

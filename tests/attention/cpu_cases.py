@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -68,6 +69,14 @@ def make_stored_case(shapes: list[Shape], dtype: torch.dtype, **rest: Any) -> Ca
     return case
 
 
+def in_lanes(cache: LayerCache) -> LayerCache:
+    """A copy that lies in lanes; the block size must be whole vectors."""
+    lanes = LayerCache.allocate(*cache.key.shape, cache.key.dtype, lanes=True)
+    for new, old in zip(lanes.tensors(), cache.tensors(), strict=True):
+        new.copy_(old)
+    return lanes
+
+
 def run(backend: CpuBackend, case: Case, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of the case."""
     scale = case.query.shape[-1] ** -0.5
@@ -82,9 +91,14 @@ def check_against_oracle(case: Case, options: dict[str, Any]) -> None:
     want, want_lse = dense_reference(
         case.query, case.cache, case.batch, scale=scale, compute_dtype=torch.float64, **options
     )
+    lanes = in_lanes(case.cache) if case.cache.block_size % 16 == 0 else None
     for isa in ISAS:
         backend = CpuBackend(isa=isa)
         out, lse = run(backend, case, **options)
+        if lanes is not None:
+            again, again_lse = run(backend, dataclasses.replace(case, cache=lanes), **options)
+            assert torch.equal(again, out), isa
+            assert torch.equal(again_lse, lse), isa
         alone = backend.paged_attention(case.query, case.cache, case.batch, scale=scale, **options)
         assert torch.equal(alone, out), isa
         torch.testing.assert_close(out.double(), want, rtol=0, atol=TOLERANCE)

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("octavo.attention._cpu")
 
 from attention_cases import make_case
-from cpu_cases import DTYPES, check_against_oracle
+from cpu_cases import DTYPES, check_against_oracle, in_lanes
 
 from octavo.attention import BatchError, LayerCache, ReferenceBackend
 from octavo.attention.cpu import ISAS, CpuBackend
@@ -38,7 +38,9 @@ def clone(cache: LayerCache) -> LayerCache:
 def same(a: LayerCache, b: LayerCache) -> bool:
     """Whether every stored bit is equal."""
     pairs = zip(a.tensors(), b.tensors(), strict=True)
-    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs)
+    return all(
+        torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8)) for x, y in pairs
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -56,6 +58,59 @@ def test_writes_equal_the_reference(head_dim: int, dtype: torch.dtype, isa: str)
         ReferenceBackend().write_kv(key, value, want, slots)
         CpuBackend(isa=isa).write_kv(key, value, cache, slots)
         assert same(cache, want)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [1, 20, 64])
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_lanes_hold_what_rows_hold(block_size: int, head_dim: int, dtype: torch.dtype, isa: str) -> None:
+    """Writes, copies of part of a block, and blocks that leave and return: every bit, in the other order."""
+    backend, rows = CpuBackend(isa=isa), random_cache(dtype, head_dim, block_size=block_size)
+    lanes = in_lanes(rows)
+    assert same(lanes, rows)
+    slots = torch.randperm(9 * block_size)[:50]
+    key, value = torch.randn(2, 50, HEADS, head_dim)
+    blocks = torch.randperm(9)[:4]
+    stored = []
+    for cache in (rows, lanes):
+        backend.write_kv(key, value, cache, slots)
+        backend.copy_blocks(cache, [(0, 1, 7), (1, 2, block_size), (2, 0, 5), (3, 3, 9), (2, 4, 0)])
+        stored.append(backend.gather_blocks(cache, blocks))
+        backend.scatter_blocks(cache, blocks.flip(0), stored[-1])
+    assert same(*stored)
+    assert same(lanes, rows)
+    backend.scatter_blocks(lanes, blocks, stored[0])  # from the other order
+    backend.scatter_blocks(rows, blocks, stored[1])
+    assert same(lanes, rows)
+
+
+def test_the_backend_chooses_lanes_for_whole_vectors_of_slots() -> None:
+    """Other block sizes lie as rows; the reference backend has rows alone, and says so."""
+    backend, reference = CpuBackend(), ReferenceBackend()
+    for block_size in (1, 8, 15, 16, 17, 32, 240, 256):
+        cache = backend.allocate(3, block_size, HEADS, 20, torch.int8)
+        assert (cache.storage is not None) == (block_size % 16 == 0)
+        assert cache.key.shape == cache.value.shape == (3, block_size, HEADS, 20)
+        assert cache.key_scale is not None
+        assert cache.key_scale.shape == (3, block_size, HEADS)
+    rows = torch.randn(1, HEADS, 20)
+    lanes = backend.allocate(3, 16, HEADS, 20, torch.float32)
+    with pytest.raises(BatchError, match="as rows"):
+        reference.write_kv(rows, rows, lanes, torch.tensor([0]))
+    with pytest.raises(BatchError, match="as rows"):
+        reference.copy_blocks(lanes, [(0, 1, 2)])
+
+
+def test_a_large_cache_takes_the_bytes_it_should() -> None:
+    """Memory in huge pages is exactly as large as asked for, and each slot is its own."""
+    for lanes in (False, True):
+        cache = LayerCache.allocate(400, 16, HEADS, 64, torch.float32, lanes=lanes)
+        assert sum(part.numel() * part.element_size() for part in cache.stretches()) == 400 * 16 * HEADS * 512
+        key, value = torch.randn(2, 6400, HEADS, 64)
+        CpuBackend().write_kv(key, value, cache, torch.arange(6400))
+        assert torch.equal(cache.key.reshape(6400, HEADS, 64), key)
+        assert torch.equal(cache.value.reshape(6400, HEADS, 64), value)
 
 
 @pytest.mark.parametrize("isa", ISAS)

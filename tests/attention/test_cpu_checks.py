@@ -114,7 +114,8 @@ def test_shapes_and_dtypes_are_always_checked() -> None:
         (LayerCache(torch.zeros(2, 4, 1, 300), torch.zeros(2, 4, 1, 300)), "at most 256"),
         (LayerCache(torch.zeros(2, 4, 1, 16).double(), torch.zeros(2, 4, 1, 16).double()), "float64"),
         (LayerCache(torch.zeros(2, 4, 1, 16), torch.zeros(2, 4, 1, 8)), "key has shape"),
-        (LayerCache(torch.zeros(2, 4, 1, 16), torch.zeros(2, 1, 4, 16).transpose(1, 2)), "strides"),
+        (LayerCache(torch.zeros(2, 16, 1, 4).transpose(1, 3), torch.zeros(2, 4, 1, 16)), "strides"),
+        (LayerCache(torch.zeros(2, 4, 1, 16), torch.zeros(2, 16, 1, 4).transpose(1, 3)), "strides"),
         (LayerCache(*[torch.zeros(2, 4, 1, 16, dtype=torch.int8)] * 2), "key_scale"),
     ],
 )

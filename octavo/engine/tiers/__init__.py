@@ -8,14 +8,13 @@
 The stores keep octavo.kv.store.Store; which block goes where is the pool's decision.
 """
 
-from octavo.engine.tiers.blocks import BLOCK_LAYOUT, BlockBytes, block_bytes, read_block, write_block
+from octavo.engine.tiers.blocks import BlockBytes, block_bytes, layout, read_block, write_block
 from octavo.engine.tiers.disk import DiskStore
 from octavo.engine.tiers.errors import StoreClosed, StoreError, StoreFull, StoreLocked, StoreMismatch
 from octavo.engine.tiers.host import HostStore
 from octavo.engine.tiers.identity import fingerprint
 
 __all__ = [
-    "BLOCK_LAYOUT",
     "BlockBytes",
     "DiskStore",
     "HostStore",
@@ -26,6 +25,7 @@ __all__ = [
     "StoreMismatch",
     "block_bytes",
     "fingerprint",
+    "layout",
     "read_block",
     "write_block",
 ]

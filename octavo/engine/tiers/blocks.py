@@ -6,8 +6,8 @@
     K, V      [block_size, Hkv, D] in the stored dtype, C order, the machine's byte order
     scales    [block_size, Hkv] float32, only where the cache has them
 
-Nothing between the parts. The order is `LayerCache.tensors()` of each layer in turn; BLOCK_LAYOUT names
-it in the fingerprint of stored KV and changes whenever the order does.
+Nothing between the parts. The order is `LayerCache.stretches()` of each layer in turn; a cache in lanes has
+other orders inside the parts. layout() names all this in the fingerprint of stored KV.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from octavo.engine.tiers.checks import check_buffer, check_slot
 from octavo.kv.errors import InvalidArgument
 from octavo.kv.store import Bytes
 
-BLOCK_LAYOUT = "layers(key,value,key_scale,value_scale)[block_size,kv_heads,head_dim]/1"
+_ROWS = "layers(key,value,key_scale,value_scale)[block_size,kv_heads,head_dim]/1"
+_LANES = "layers(key[kv_heads,head_dim,block_size],value,key_scale,value_scale[kv_heads,block_size])/1"
+
+
+def layout(caches: Sequence[LayerCache]) -> str:
+    """The order of a block's bytes, by name; another name whenever another order."""
+    return _ROWS if caches[0].storage is None else _LANES
 
 
 class BlockBytes:
@@ -33,7 +39,7 @@ class BlockBytes:
 
     def __init__(self, caches: Sequence[LayerCache]) -> None:
         """Raises InvalidArgument for no layers, unequal block counts, or tensors that have no flat view."""
-        tensors = [tensor for cache in caches for tensor in cache.tensors()]
+        tensors = [tensor for cache in caches for tensor in cache.stretches()]
         if not tensors:
             raise InvalidArgument("a block needs at least one layer's cache")
         counts = {tensor.shape[0] for tensor in tensors}

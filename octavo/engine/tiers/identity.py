@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 
-from octavo.engine.tiers.blocks import BLOCK_LAYOUT
 from octavo.engine.tiers.errors import StoreError
 
 KV_VERSION = 1
@@ -40,7 +39,7 @@ def fingerprint(
     dtype: torch.dtype,
     block_size: int,
     kv_dtype: torch.dtype | None = None,
-    layout: str = BLOCK_LAYOUT,
+    layout: str,
     thorough: bool = False,
 ) -> str:
     """64 hex digits that match only where stored KV may be served.

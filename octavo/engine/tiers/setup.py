@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo.attention.interface import LayerCache
 from octavo.engine.config import EngineConfig
-from octavo.engine.tiers.blocks import block_bytes
+from octavo.engine.tiers.blocks import block_bytes, layout
 from octavo.engine.tiers.disk import DiskStore
 from octavo.engine.tiers.host import HostStore
 from octavo.engine.tiers.identity import fingerprint
@@ -35,6 +35,7 @@ def open_tiers(
             dtype=model.decoder.dtype,
             block_size=caches[0].block_size,
             kv_dtype=caches[0].key.dtype,
+            layout=layout(caches),
         )
         path = Path(config.disk_cache)
         disk = DiskStore(path, stats.disk.slots, block_bytes(caches), identity)

@@ -7,33 +7,40 @@ import pytest
 import torch
 
 from octavo.attention.interface import LayerCache
-from octavo.engine.tiers import BlockBytes, block_bytes, read_block, write_block
+from octavo.engine.tiers import BlockBytes, block_bytes, layout, read_block, write_block
 from octavo.kv.errors import InvalidArgument
 
 NUM_BLOCKS, NUM_LAYERS = 6, 3
 
 
-def caches(dtype: torch.dtype, block_size: int = 4, heads: int = 3, dim: int = 5) -> list[LayerCache]:
+def caches(
+    dtype: torch.dtype, block_size: int = 4, heads: int = 3, dim: int = 5, *, lanes: bool = False
+) -> list[LayerCache]:
     """Caches in which every bit is random, NaNs and all."""
-    made = [LayerCache.allocate(NUM_BLOCKS, block_size, heads, dim, dtype) for _ in range(NUM_LAYERS)]
+    made = [
+        LayerCache.allocate(NUM_BLOCKS, block_size, heads, dim, dtype, lanes=lanes) for _ in range(NUM_LAYERS)
+    ]
     for cache in made:
-        for tensor in cache.tensors():
+        for tensor in cache.stretches():
             flat = tensor.view(torch.uint8)
             flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8))
     return made
 
 
 def snapshot(layers: list[LayerCache]) -> list[torch.Tensor]:
-    return [tensor.view(torch.uint8).clone() for cache in layers for tensor in cache.tensors()]
+    return [tensor.contiguous().view(torch.uint8).clone() for cache in layers for tensor in cache.tensors()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
-@pytest.mark.parametrize(("block_size", "heads", "dim"), [(4, 3, 5), (1, 1, 3), (16, 2, 8)])
+@pytest.mark.parametrize(
+    ("block_size", "heads", "dim", "lanes"),
+    [(4, 3, 5, False), (1, 1, 3, False), (16, 2, 8, False), (16, 2, 8, True), (32, 1, 5, True)],
+)
 def test_a_block_goes_out_and_comes_back_in_another_place(
-    dtype: torch.dtype, block_size: int, heads: int, dim: int
+    dtype: torch.dtype, block_size: int, heads: int, dim: int, lanes: bool
 ) -> None:
-    """Bit for bit, in all layers, scales included, and no other block changes."""
-    layers = caches(dtype, block_size, heads, dim)
+    """Bit for bit, in all layers, scales included, and no other block changes; as rows and in lanes."""
+    layers = caches(dtype, block_size, heads, dim, lanes=lanes)
     before = snapshot(layers)
     buffer = np.zeros(block_bytes(layers), np.uint8)
     read_block(layers, 2, buffer)
@@ -51,6 +58,13 @@ def test_the_order_of_the_bytes_is_as_documented() -> None:
     parts = [tensor[1] for cache in layers for tensor in cache.tensors()]
     assert len(parts) == 4 * NUM_LAYERS
     assert buffer.tobytes() == b"".join(part.numpy().tobytes() for part in parts)
+
+
+def test_orders_have_names_of_their_own() -> None:
+    """Else a file written with one would be served with the other."""
+    rows, lanes = caches(torch.float32, 16), caches(torch.float32, 16, lanes=True)
+    assert layout(rows) != layout(lanes)
+    assert block_bytes(rows) == block_bytes(lanes)
 
 
 def test_the_size_is_that_of_all_layers() -> None:

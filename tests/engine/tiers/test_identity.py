@@ -14,7 +14,13 @@ from octavo.models.config import RopeConfig
 
 
 def of(path: Path, **changes: Any) -> str:
-    options: dict[str, Any] = {"config": RopeConfig(), "dtype": torch.float32, "block_size": 16} | changes
+    options: dict[str, Any] = {
+        "config": RopeConfig(),
+        "dtype": torch.float32,
+        "block_size": 16,
+        "layout": "rows",
+    }
+    options |= changes
     return fingerprint(path, options.pop("config"), **options)
 
 
