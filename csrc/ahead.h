@@ -11,6 +11,8 @@
 
 namespace octavo {
 
+// A template, so that each instruction set has a copy of its own; see common.h.
+template <class V>
 class Ahead {
  public:
   void clear() { runs_ = 0, lines_ = 0, each_ = 0; }
@@ -30,12 +32,14 @@ class Ahead {
     next_ = 0, left_ = 0, stretches_ = 0;
   }
 
+  // The usual case keeps to registers: one load and one store of the cursor per step, not per line.
   __attribute__((always_inline)) void step() {
-    for (int i = each_; i > 0; --i) {
-      if (left_ == 0 && !advance()) return;
-      __builtin_prefetch(at_);
-      at_ += 64, --left_;
-    }
+    const int each = each_;
+    if (each == 0) return;
+    if (left_ < each) return turn();
+    const char* at = at_;
+    for (int i = 0; i < each; ++i) __builtin_prefetch(at + i * 64);
+    at_ = at + each * 64, left_ -= each;
   }
 
  private:
@@ -45,6 +49,15 @@ class Ahead {
     int64_t stride;
     int lines, count;
   };
+
+  // The step that finishes a stretch: goes on with the next ones.
+  __attribute__((noinline)) void turn() {
+    for (int i = each_; i > 0; --i) {
+      if (left_ == 0 && !advance()) return;
+      __builtin_prefetch(at_);
+      at_ += 64, --left_;
+    }
+  }
 
   bool advance() {
     if (stretches_ == 0) {

@@ -55,6 +55,7 @@ class TaskRunner {
     total_sum_ = take(states);
     sum_ = take(states * kAlign);
     rowinfo_ = reinterpret_cast<Row*>(take(int64_t(rows_) * int64_t(sizeof(Row) / sizeof(float))));
+    plain_ = call.softcap == 0 && !call.alibi && call.cache.dtype != DType::i8;
     for (int j = 0; j < kTile; ++j) staged_place_[j] = int64_t(j) * width;
     // Lanes beside a tile's keys have scores and weights too, of no effect but read.
     for (int j = 0; j < kTile; ++j) key_scale_[j] = value_scale_[j] = 0;
@@ -235,17 +236,30 @@ class TaskRunner {
       case DType::f16: load_tile<f16>(h); break;
       case DType::i8: load_tile<int8_t>(h); load_scales(h); break;
     }
-    for (int r = 0; r < rows_;) {
+    // Scores of some rows first, then their values, so that K and V take turns in L1.
+    for (int begin = 0; begin < rows_; begin += kBatchRows) {
+      const int end = rows_ - begin < kBatchRows ? rows_ : begin + kBatchRows;
+      for_groups(begin, end, [&]<int R>(Size<R>, int r) { weigh_rows<R>(h, r, r - begin); });
+      for_groups(begin, end, [&]<int R>(Size<R>, int r) { add_rows<R>(h, r, r - begin); });
+    }
+  }
+
+  template <int R>
+  struct Size {};
+
+  template <class Body>
+  void for_groups(int begin, int end, Body body) {
+    for (int r = begin; r < end;) {
       // Near-equal groups: 8 rows as 4 + 4 use registers better than as 6 + 2.
-      const int left = rows_ - r, groups = (left + kRowStep - 1) / kRowStep;
+      const int left = end - r, groups = (left + kRowStep - 1) / kRowStep;
       const int step = (left + groups - 1) / groups;
       switch (step) {
-        case 1: run_rows<1>(h, r); break;
-        case 2: run_rows<2>(h, r); break;
-        case 3: run_rows<3>(h, r); break;
-        case 4: run_rows<4>(h, r); break;
-        case 5: run_rows<5>(h, r); break;
-        default: run_rows<6>(h, r); break;
+        case 1: body(Size<1>(), r); break;
+        case 2: body(Size<2>(), r); break;
+        case 3: body(Size<3>(), r); break;
+        case 4: body(Size<4>(), r); break;
+        case 5: body(Size<5>(), r); break;
+        default: body(Size<6>(), r); break;
       }
       r += step;
     }
@@ -300,20 +314,28 @@ class TaskRunner {
     }
   }
 
+  // The tile's keys from..to-1 that any of R rows sees.
   template <int R>
-  void run_rows(int h, int r) {
+  void seen(int r, int& from, int& to) const {
     int low = rowinfo_[r].low, high = rowinfo_[r].high;
     for (int i = 1; i < R; ++i) {
       low = rowinfo_[r + i].low < low ? rowinfo_[r + i].low : low;
       high = rowinfo_[r + i].high > high ? rowinfo_[r + i].high : high;
     }
-    const int from = low - tile_ > begin_ ? low - tile_ : begin_;
-    const int to = high - tile_ < end_ ? high - tile_ : end_;
+    from = low - tile_ > begin_ ? low - tile_ : begin_;
+    to = high - tile_ < end_ ? high - tile_ : end_;
+  }
+
+  // Weights of R rows, the `at`th and following of the batch.
+  template <int R>
+  void weigh_rows(int h, int r, int at) {
+    int from, to;
+    seen<R>(r, from, to);
     if (from >= to) return;
     const int64_t state = int64_t(h) * rows_ + r;
     const int first = from / V::width, last = (to + V::width - 1) / V::width;
-    alignas(64) float s[R * kTile];
-    alignas(64) float old_top[kAlign], rescale[kAlign];
+    float *s = weight_ + at * kTile, *rescale = rescale_ + at;
+    alignas(64) float old_top[kAlign];
     switch (key_stored_ ? call_.cache.dtype : DType::f32) {
       case DType::f32: score<R, float>(state, first, last, s); break;
       case DType::bf16: score<R, bf16>(state, first, last, s); break;
@@ -328,6 +350,15 @@ class TaskRunner {
       V::store(rescale + i, exp<V>(V::sub(V::load(old_top + i), V::load(top_ + state + i))));
     for (int i = 0; i < R; ++i)
       weigh(first, last, top_[state + i], rescale[i], s + i * kTile, sum_ + (state + i) * kAlign);
+  }
+
+  template <int R>
+  void add_rows(int h, int r, int at) {
+    int from, to;
+    seen<R>(r, from, to);
+    if (from >= to) return;
+    const int64_t state = int64_t(h) * rows_ + r;
+    const float *s = weight_ + at * kTile, *rescale = rescale_ + at;
     switch (value_stored_ ? call_.cache.dtype : DType::f32) {
       case DType::f32: add_values<R, float>(state, from, to, s, rescale); break;
       case DType::bf16: add_values<R, bf16>(state, from, to, s, rescale); break;
@@ -354,9 +385,13 @@ class TaskRunner {
     const float cap = call_.softcap;
     const int head = (task_.head_begin + h) * call_.group + row.member;
     const bool whole = row.low <= tile_ + first * W && row.high >= tile_ + last * W;
+    F best = V::set1(top);
+    if (whole && plain_) {
+      for (int v = first; v < last; ++v) best = V::max(best, V::load(s + v * W));
+      return V::hmax(best);
+    }
     const F low = V::set1(float(row.low - tile_)), high = V::set1(float(row.high - tile_));
     const F hidden = V::set1(-INFINITY);
-    F best = V::set1(top);
     for (int v = first; v < last; ++v) {
       F x = V::load(s + v * W);
       if (call_.cache.dtype == DType::i8) x = V::mul(x, V::load(key_scale_ + v * W));
@@ -378,16 +413,29 @@ class TaskRunner {
 
   // Turns scores into weights and adds them to the row's sums, lane by lane.
   void weigh(int first, int last, float top, float rescale, float* s, float* sum) {
-    constexpr int W = V::width;
     const F shift = V::set1(top);
     F total = V::mul(V::load(sum), V::set1(rescale));
-    for (int v = first; v < last; ++v) {
-      F p = exp<V>(V::sub(V::load(s + v * W), shift));
-      total = V::add(total, p);
-      if (call_.cache.dtype == DType::i8) p = V::mul(p, V::load(value_scale_ + v * W));
-      V::store(s + v * W, p);
-    }
+    int v = first;
+    for (; v + 4 <= last; v += 4) total = weigh_vectors<4>(v, shift, s, total);
+    for (; v < last; ++v) total = weigh_vectors<1>(v, shift, s, total);
     V::store(sum, total);
+  }
+
+  // Side by side, since each exp is one long chain; added in order.
+  template <int N>
+  __attribute__((always_inline)) F weigh_vectors(int v, F shift, float* s, F total) {
+    constexpr int W = V::width;
+    F p[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) p[i] = exp<V>(V::sub(V::load(s + (v + i) * W), shift));
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) total = V::add(total, p[i]);
+    if (call_.cache.dtype == DType::i8)
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) p[i] = V::mul(p[i], V::load(value_scale_ + (v + i) * W));
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) V::store(s + (v + i) * W, p[i]);
+    return total;
   }
 
   void fold_into_total() {
@@ -424,6 +472,7 @@ class TaskRunner {
   const int32_t* table_;
   int rows_, low_, high_;         // rows per head; positions that any of them sees
   int tile_, begin_, end_;        // the tile's position; keys begin_..end_-1 of it are read
+  bool plain_;                      // no option changes a score
   bool key_stored_, value_stored_;  // read from the cache as they lie
   float *panel_, *staged_, *query_, *out_, *total_, *top_, *total_top_, *total_sum_, *sum_;
   Row* rowinfo_;
@@ -432,7 +481,9 @@ class TaskRunner {
   const void* lane_[kTile / V::width];  // a head's keys, vector by vector; see score_rows
   int64_t lane_stride_;
   const void* value_;                   // a head's values
-  Ahead ahead_;
+  Ahead<V> ahead_;
+  alignas(64) float weight_[kBatchRows * kTile];        // scores, then weights, of a batch of rows
+  alignas(64) float rescale_[kBatchRows + kAlign];      // of their sums so far; stores may run over
   alignas(64) float key_scale_[kTile];
   alignas(64) float value_scale_[kTile];
 };

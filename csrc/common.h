@@ -22,6 +22,7 @@ constexpr int kTile = 64;        // keys scored at once: a panel of D x kTile fl
 constexpr int kSplit = 512;      // positions per partial result
 constexpr int kMaxDim = 256;     // head_dim
 constexpr int kRowStep = 6;      // query rows that share registers; see micro.h
+constexpr int kBatchRows = 48;   // query rows whose weights over a tile are kept at once
 constexpr int kStripRows = 96;   // query rows per KV head that a strip aims at
 constexpr int kShareRows = 128;  // most query rows per KV head that a shared task holds
 constexpr int kFetchRows = 64;   // query rows per KV head up to which the next tile is fetched ahead

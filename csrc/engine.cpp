@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "parallel.h"
 
@@ -127,19 +128,24 @@ void Engine::attend(StepPlan& plan, Call& call) {
   call.members = plan.members.data();
   for (size_t i = 0; i < plan.strips.size(); ++i)
     plan.left[i].store(plan.strips[i].tasks, std::memory_order_relaxed);
-  std::atomic<int> next{0};
+  std::atomic<int> next{0}, next_strip{0};
+  const int strips = int(plan.strips.size());
   auto work = [&](int thread) {
     float* scratch = scratch_[size_t(thread)].data.get();
     for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       const Task& task = plan.tasks[size_t(i)];
       kernels_->attend(call, task, scratch);
       if (task.whole) continue;
-      // Whoever finishes a strip's last task folds its partials: no second region, no barrier between.
-      for (int m = task.member_begin; m < task.member_end; ++m) {
-        const int strip = plan.members[size_t(m)];
-        if (plan.left[size_t(strip)].fetch_sub(1, std::memory_order_acq_rel) == 1)
-          kernels_->merge(call, plan.strips[size_t(strip)], scratch);
-      }
+      for (int m = task.member_begin; m < task.member_end; ++m)
+        plan.left[size_t(plan.members[size_t(m)])].fetch_sub(1, std::memory_order_acq_rel);
+    }
+    // Partials are folded by all threads too: sequences that share a prefix become ready at one moment. What a
+    // strip still waits for is running, for every task has been taken.
+    for (int i; (i = next_strip.fetch_add(1, std::memory_order_relaxed)) < strips;) {
+      const Strip& strip = plan.strips[size_t(i)];
+      if (strip.tasks == 0) continue;
+      while (plan.left[size_t(i)].load(std::memory_order_acquire) > 0) std::this_thread::yield();
+      kernels_->merge(call, strip, scratch);
     }
   };
   on_threads(threads, work);

@@ -21,7 +21,7 @@ namespace octavo {
 // that are not keys hold some other row's place, and their scores are masked.
 template <class V, class T>
 void pack_keys(const T* keys, const int64_t* place, int first, int last, int dim, float* panel,
-               Ahead& ahead) {
+               Ahead<V>& ahead) {
   constexpr int W = V::width;
   for (int v = first; v < last; ++v) {
     const int64_t* row = place + v * W;
@@ -67,7 +67,7 @@ void stage_values(const T* values, const int64_t* place, int from, int to, int d
 
 template <class V, int R, int C, class T>
 void score_block(const float* q, int64_t q_stride, const T* const* lane, int64_t stride, int dim, float* s,
-                 Ahead& ahead) {
+                 Ahead<V>& ahead) {
   typename V::F sum[R][C];
   const T* at[C];
 #pragma GCC unroll 8
@@ -98,7 +98,7 @@ void score_block(const float* q, int64_t q_stride, const T* const* lane, int64_t
 // dimension d.
 template <class V, int R, class T>
 void score_rows(const float* q, int64_t q_stride, const T* const* lane, int64_t stride, int dim, int first,
-                int last, float* s, Ahead& ahead) {
+                int last, float* s, Ahead<V>& ahead) {
   int v = first;
   for (; v + V::cols <= last; v += V::cols)
     score_block<V, R, V::cols>(q, q_stride, lane + v, stride, dim, s + v * V::width, ahead);
@@ -112,7 +112,7 @@ void score_rows(const float* q, int64_t q_stride, const T* const* lane, int64_t 
 
 template <class V, int R, int C, class T>
 void value_block(const float* p, const T* value, const int64_t* place, int from, int to,
-                 const float* rescale, float* o, int64_t o_stride, Ahead& ahead) {
+                 const float* rescale, float* o, int64_t o_stride, Ahead<V>& ahead) {
   typename V::F sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -143,7 +143,7 @@ void value_block(const float* p, const T* value, const int64_t* place, int from,
 // vectors.
 template <class V, int R, class T>
 void value_rows(const float* p, const T* value, const int64_t* place, int from, int to, int dim,
-                const float* rescale, float* o, int64_t o_stride, Ahead& ahead) {
+                const float* rescale, float* o, int64_t o_stride, Ahead<V>& ahead) {
   constexpr int W = V::width;
   int d = 0;
   for (; d + V::cols * W <= dim; d += V::cols * W)
