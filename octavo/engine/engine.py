@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from octavo.attention import AttentionBackend, backend_note, make_backend
@@ -131,8 +132,9 @@ class Engine:
         """Counts since the start."""
         return self.scheduler.stats
 
-    def resolve(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def resolve(self, prompt: Sequence[int], params: SamplingParams, salt: str | None = None) -> Request:
         """Check a request and settle its max_tokens. Changes nothing; safe from any thread.
+        salt: cached KV is shared only among requests of an equal one.
 
         Raises InvalidRequest (NeverFits among them) naming the field, the number and the limit.
         """
@@ -162,7 +164,8 @@ class Engine:
         scored = params.prompt_logprobs is not None
         self.scheduler.check_fits(len(prompt), max_tokens, params.width)
         beams = params.beam_width is not None
-        return Request(list(prompt), max_tokens, params.width, self._scope, scored, beams=beams)
+        scope = self._scope if salt is None else replace(self._scope, salt=salt)
+        return Request(list(prompt), max_tokens, params.width, scope, scored, beams=beams)
 
     def _check_ids(self, params: SamplingParams) -> None:
         """Refuse token ids of parameters that the model does not have."""
@@ -179,13 +182,18 @@ class Engine:
         return Spellings(self.tokenizer)
 
     def add_request(
-        self, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrived: float | None = None,
+        salt: str | None = None,
     ) -> int:
         """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does.
 
         arrived: when the caller asked, in seconds of time.monotonic(); now if not given. For observers.
         """
-        request = self.resolve(prompt, params)
+        request = self.resolve(prompt, params, salt)
         self.scheduler.submit(request)
         eos = self.model.eos_token_ids
         live = Live(

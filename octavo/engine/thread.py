@@ -102,16 +102,17 @@ class EngineThread:
         }
 
     async def stream(
-        self, prompt_token_ids: list[int], params: SamplingParams
+        self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
     ) -> AsyncGenerator[RequestDelta, None]:
         """Deltas of one request until it is finished. Ending the iteration early aborts the request.
+        salt: cached prompts are shared only among requests of an equal one.
 
         Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the
         engine could not finish it.
         """
         self.engine.resolve(prompt_token_ids, params)
         stream = _Stream(asyncio.get_running_loop())
-        self._call(lambda: self._add(stream, prompt_token_ids, params))
+        self._call(lambda: self._add(stream, prompt_token_ids, params, salt))
         finished = False
         try:
             while not finished:
@@ -137,11 +138,11 @@ class EngineThread:
                 raise EngineDead(str(self._dead)) from self._dead
             self._inbox.put(function)
 
-    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams) -> None:
+    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, salt: str | None) -> None:
         if stream.closed:
             return
         try:
-            stream.request_id = self.engine.add_request(prompt, params, arrived=stream.arrived)
+            stream.request_id = self.engine.add_request(prompt, params, arrived=stream.arrived, salt=salt)
         except Exception as error:
             stream.put(error)
         else:

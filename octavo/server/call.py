@@ -9,23 +9,25 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
+from octavo.engine.logprobs import TokenLogprobs
+from octavo.engine.params import SamplingParams
+from octavo.models import Tokenizer
 from octavo.server.caller import Caller
+from octavo.server.choices import Body, Choice
 from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
 from octavo.server.generation import Piece, Usage, generate
 from octavo.server.prompts import check_token_ids
 from octavo.server.schemas import GenerationRequest
 from octavo.server.stream import DONE, EventStream, event, unless_disconnected
-
-Body = dict[str, Any]
 
 
 class Call(ABC):
@@ -42,16 +44,23 @@ class Call(ABC):
         self._request = request
         self._num_prompts = num_prompts
         self._caller = caller
-        self._params = caller.bounded(request.sampling_params())
+        self._params: SamplingParams = caller.bounded(request.sampling_params())
         check_token_ids(
             request.stop_token_ids, context.engine.engine.vocab_size, "stop_token_ids", "stop_token_ids"
         )
+        self._ids: list[list[int]] = []
+        self._scores: dict[int, list[TokenLogprobs | None]] = {}
+        self.usage = Usage()
         self._head: Body = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "object": self.object,
             "created": int(time.time()),
             "model": context.model_name,
         }
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return self._context.engine.engine.tokenizer
 
     @abstractmethod
     def encode(self) -> list[list[int]]:
@@ -62,16 +71,12 @@ class Call(ABC):
         """What was asked, for the log, where that is wanted."""
 
     @abstractmethod
-    def whole_choice(self, index: int, text: str) -> Body:
-        """A choice of an answer that is not streamed."""
+    def new_choice(self, index: int) -> Choice:
+        """The choice of that number, when its first piece has come."""
 
-    @abstractmethod
-    def opening(self, index: int) -> Body | None:
-        """What a stream says of a choice before its first text, if anything."""
-
-    @abstractmethod
-    def chunk_choice(self, index: int, text: str) -> Body:
-        """A choice that carries a stream's next text."""
+    def extras(self) -> Body:
+        """Fields of the whole answer, or of a stream's first chunk, that only some ask for."""
+        return {}
 
     async def respond(self, request: Request) -> Response:
         """The HTTP answer. Work stops when the client leaves."""
@@ -81,78 +86,88 @@ class Call(ABC):
 
     async def answer(self) -> Body:
         """Wait for every choice to finish."""
-        usage = Usage()
-        # Nothing here is sized by n: the gate inside _pieces refuses a huge one.
-        texts: defaultdict[int, list[str]] = defaultdict(list)
-        ends: dict[int, Body] = {}
-        async with aclosing(self._noted(usage)) as pieces:
+        choices: dict[int, Choice] = {}
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
-                texts[piece.choice].append(piece.text)
-                if piece.finish_reason is not None:
-                    ends[piece.choice] = _end(piece)
-        choices = [
-            {"index": i, **self.whole_choice(i, "".join(texts[i])), "logprobs": None, **ends[i]}
-            for i in sorted(texts)
-        ]
-        return {**self._head, "choices": choices, "usage": usage.body()}
+                self._choice(choices, piece).take(piece)
+                if self._all_ended(choices):
+                    break
+        whole = [choices[index].whole() for index in sorted(choices)]
+        return {**self._head, "choices": whole, "usage": self.usage.body(), **self.extras()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Encoded events: per choice an opening and its text, then the usage if asked for, then DONE."""
-        usage = Usage()
-        opened: set[int] = set()
-        async with aclosing(self._noted(usage)) as pieces:
+        """Encoded events: each choice's chunks, then the usage if asked for, then DONE."""
+        choices: dict[int, Choice] = {}
+        extras: Body | None = None
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
-                if piece.choice not in opened:
-                    opened.add(piece.choice)
-                    opening = self.opening(piece.choice)
-                    if opening is not None:
-                        yield self._chunk([{"index": piece.choice, **opening, "logprobs": None, **_NO_END}])
-                # A token may give no text yet (half a character): nothing to say then.
-                if piece.text or piece.finish_reason is not None:
-                    choice = self.chunk_choice(piece.choice, piece.text)
-                    yield self._chunk([{"index": piece.choice, **choice, "logprobs": None, **_end(piece)}])
+                choice = self._choice(choices, piece)
+                if choice.ended:
+                    continue  # it ended itself earlier than the engine did
+                for body in choice.take(piece):
+                    if extras is None:
+                        extras = self.extras()
+                        yield self._chunk([body], extras=extras)
+                    else:
+                        yield self._chunk([body])
+                if self._all_ended(choices):
+                    break
         if self._request.include_usage:
-            yield self._chunk([], usage.body())
+            yield self._chunk([], self.usage.body())
         yield DONE
 
-    def _chunk(self, choices: list[Body], usage: Body | None = None) -> bytes:
-        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The pieces; what came of them is in the log at the end, however that comes about."""
+        texts: dict[int, list[str]] = {}
+        try:
+            async with aclosing(self._generated()) as pieces:
+                async for piece in pieces:
+                    if self._context.config.log_prompts:
+                        texts.setdefault(piece.choice, []).append(piece.text)
+                    if piece.prompt_logprobs is not None:
+                        self._scores[piece.choice // self._params.n] = piece.prompt_logprobs
+                    yield piece
+        finally:
+            self._caller.note(self.usage)
+            if self._context.config.log_prompts:
+                said = ["".join(texts[index]) for index in sorted(texts)]
+                self._caller.tell(self.prompt_texts(), said)
+
+    def _choice(self, choices: dict[int, Choice], piece: Piece) -> Choice:
+        # Made one by one, never sized by n: the gate in _generated refuses a huge one first.
+        choice = choices.get(piece.choice)
+        if choice is None:
+            choice = choices[piece.choice] = self.new_choice(piece.choice)
+        return choice
+
+    def _all_ended(self, choices: dict[int, Choice]) -> bool:
+        """Whether no more is to come, though the engine may not have ended: the rest is given up."""
+        return len(choices) == self._num_prompts * self._params.n and all(
+            choice.ended for choice in choices.values()
+        )
+
+    def _chunk(self, choices: list[Body], usage: Body | None = None, extras: Body | None = None) -> bytes:
+        chunk = {**self._head, "object": self.chunk_object, "choices": choices, **(extras or {})}
         if self._request.include_usage:
-            chunk["usage"] = usage  # null on all but the last, as OpenAI has it
+            # null on all but the last, as OpenAI has it, unless the client wants it all along
+            chunk["usage"] = self.usage.body() if self._request.continuous_usage else usage
         return event(chunk)
 
     def _resolved(self) -> list[list[int]]:
         """Encode the prompts and check all of them, so that none is refused after others have begun."""
         prompts = self.encode()
+        keep = self._params.truncate_prompt_tokens
+        if keep is not None:
+            prompts = [ids[-keep:] for ids in prompts]
         for ids in prompts:
             self._context.engine.engine.resolve(ids, self._params)
         return prompts
 
-    async def _noted(self, usage: Usage) -> AsyncGenerator[Piece, None]:
-        """The pieces; what came of them is in the log at the end, however that comes about."""
-        texts: defaultdict[int, list[str]] = defaultdict(list)
-        try:
-            async with aclosing(self._pieces(usage)) as pieces:
-                async for piece in pieces:
-                    if self._context.config.log_prompts:
-                        texts[piece.choice].append(piece.text)
-                    yield piece
-        finally:
-            self._caller.note(usage)
-            if self._context.config.log_prompts:
-                said = ["".join(texts[index]) for index in sorted(texts)]
-                self._caller.tell(self.prompt_texts(), said)
-
-    async def _pieces(self, usage: Usage) -> AsyncGenerator[Piece, None]:
-        with self._context.gate.places(self._num_prompts * self._params.n):
-            prompts = await self._context.off_loop(self._resolved)
-            async with aclosing(generate(self._context, prompts, self._params, usage)) as pieces:
+    async def _generated(self) -> AsyncGenerator[Piece, None]:
+        with self._context.gate.places(self._num_prompts * self._params.width):
+            self._ids = await self._context.off_loop(self._resolved)
+            params = replace(self._params, truncate_prompt_tokens=None)
+            salt = self._caller.salt(self._request.cache_salt)
+            async with aclosing(generate(self._context, self._ids, params, self.usage, salt)) as pieces:
                 async for piece in pieces:
                     yield piece
-
-
-_NO_END: Body = {"finish_reason": None, "stop_reason": None}
-
-
-def _end(piece: Piece) -> Body:
-    return {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}

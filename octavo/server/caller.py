@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +44,11 @@ class Caller:
                 param="max_tokens",
             )
         return params
+
+    def salt(self, given: str | None) -> str | None:
+        """What separates cached prompts: the key's salt and the request's own, both where both are given."""
+        parts = [self.key.salt if self.key is not None else None, given]
+        return None if parts == [None, None] else json.dumps(parts)
 
     def note(self, usage: Usage) -> None:
         """Put the token counts in the log line."""

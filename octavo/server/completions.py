@@ -7,10 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.engine.logprobs import TokenLogprobs
 from octavo.server.body import read_request
-from octavo.server.call import Body, Call
+from octavo.server.call import Call
 from octavo.server.caller import Caller
+from octavo.server.choices import Body, CompletionChoice
 from octavo.server.context import ServerContext
+from octavo.server.logprobs import prompt_logprobs
 from octavo.server.prompts import Prompt, read_prompts
 from octavo.server.schemas import CompletionRequest
 
@@ -39,29 +42,51 @@ class CompletionCall(Call):
         self, context: ServerContext, request: CompletionRequest, prompts: list[Prompt], caller: Caller
     ) -> None:
         super().__init__(context, request, len(prompts), caller)
+        self._asked = request
         self._prompts = prompts
-        self._echo = request.echo
-        self._echoes: list[str] = []
 
     def encode(self) -> list[list[int]]:
-        tokenizer = self._context.engine.engine.tokenizer
-        if self._echo:
-            self._echoes = [
-                prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in self._prompts
-            ]
-        return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
+        special = self._asked.add_special_tokens
+        return [
+            self._tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            for prompt in self._prompts
+        ]
 
     def prompt_texts(self) -> list[Any]:
         return list(self._prompts)
 
-    def whole_choice(self, index: int, text: str) -> Body:
-        return {"text": self._echoed(index) + text}
+    def new_choice(self, index: int) -> CompletionChoice:
+        at = index // self._params.n
+        echo, with_logprobs = self._asked.echo, self._asked.logprobs is not None
+        return CompletionChoice(
+            self._tokenizer,
+            index,
+            with_logprobs=with_logprobs,
+            with_ids=self._asked.return_token_ids,
+            echo=self._echo(at) if echo else "",
+            scores=self._shown_scores(at) if echo and with_logprobs else (),
+            extras=self._choice_extras(at),
+        )
 
-    def opening(self, index: int) -> Body | None:
-        return {"text": self._echoed(index)} if self._echo else None
+    def _echo(self, at: int) -> str:
+        prompt = self._prompts[at]
+        if isinstance(prompt, str) and self._params.truncate_prompt_tokens is None:
+            return prompt
+        return self._tokenizer.decode(self._ids[at])  # the tokens that were kept
 
-    def chunk_choice(self, index: int, text: str) -> Body:
-        return {"text": text}
+    def _shown_scores(self, at: int) -> list[TokenLogprobs | int]:
+        wanted = self._asked.logprobs or 0
+        shown: list[TokenLogprobs | int] = []
+        for token_id, entry in zip(self._ids[at], self._scores[at], strict=True):
+            shown.append(token_id if entry is None else entry._replace(top=entry.top[:wanted]))
+        return shown
 
-    def _echoed(self, index: int) -> str:
-        return self._echoes[index // self._params.n] if self._echo else ""
+    def _choice_extras(self, at: int) -> Body:
+        extras: Body = {}
+        if self._asked.return_token_ids:
+            extras["prompt_token_ids"] = self._ids[at]
+        wanted = self._asked.prompt_logprobs
+        if wanted is not None:
+            entries = [entry and entry._replace(top=entry.top[:wanted]) for entry in self._scores[at]]
+            extras["prompt_logprobs"] = prompt_logprobs(self._tokenizer, entries)
+        return extras

@@ -20,34 +20,27 @@ Refusals = Mapping[str, tuple[Any, ...]]
 """Field name -> the values, besides null, that are accepted because they change nothing."""
 
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "prompt_logprobs": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
 COMPLETION_REFUSALS: Refusals = {**_BOTH, "suffix": ("",)}
 CHAT_REFUSALS: Refusals = {
     **_BOTH,
+    "add_special_tokens": (False,),
     "audio": (),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
-    "prompt_cache_key": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": (),
+    "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.engine.logprobs import TokenLogprobs
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
 from octavo.server.context import ServerContext
@@ -32,12 +33,18 @@ Queue = asyncio.Queue[tuple[int, RequestDelta | Exception]]
 
 @dataclass(frozen=True)
 class Piece:
-    """New text of one choice; `finish_reason` is set on the last piece of it."""
+    """What one choice gained; `finish_reason` is set on its last piece.
+
+    prompt_logprobs: its prompt's, on the first piece of that prompt, where they were asked for.
+    """
 
     choice: int
     text: str
+    token_ids: list[int]
     finish_reason: str | None
     stop_reason: str | int | None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass
@@ -66,7 +73,11 @@ class Usage:
 
 
 async def generate(
-    context: ServerContext, prompts: Sequence[list[int]], params: SamplingParams, usage: Usage
+    context: ServerContext,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    usage: Usage,
+    salt: str | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Run all `prompts` at once and yield their pieces as they come, adding to `usage`.
 
@@ -77,7 +88,8 @@ async def generate(
     end = time.monotonic() + context.config.request_seconds
     queue: Queue = asyncio.Queue()
     pumps = [
-        asyncio.create_task(_pump(engine, index, ids, params, queue)) for index, ids in enumerate(prompts)
+        asyncio.create_task(_pump(engine, index, ids, params, salt, queue))
+        for index, ids in enumerate(prompts)
     ]
     unfinished = len(pumps)
     try:
@@ -92,11 +104,15 @@ async def generate(
             for sequence in item.deltas:
                 if sequence.finish_reason == "abort":
                     raise EngineUnavailable("the request was stopped before it was finished")
+                scores, item.prompt_logprobs = item.prompt_logprobs, None
                 yield Piece(
                     index * params.n + sequence.index,
                     sequence.text,
+                    sequence.token_ids,
                     sequence.finish_reason,
                     sequence.stop_reason,
+                    sequence.logprobs,
+                    scores,
                 )
     finally:
         for pump in pumps:
@@ -105,11 +121,16 @@ async def generate(
 
 
 async def _pump(
-    engine: EngineThread, index: int, ids: list[int], params: SamplingParams, queue: Queue
+    engine: EngineThread,
+    index: int,
+    ids: list[int],
+    params: SamplingParams,
+    salt: str | None,
+    queue: Queue,
 ) -> None:
     """Move one engine stream into the queue; whatever goes wrong travels the same way."""
     try:
-        async with aclosing(engine.stream(ids, params)) as deltas:
+        async with aclosing(engine.stream(ids, params, salt=salt)) as deltas:
             async for delta in deltas:
                 queue.put_nowait((index, delta))
                 if delta.finished or delta.error is not None:

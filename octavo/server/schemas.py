@@ -7,12 +7,13 @@ online use have one rule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
-from octavo.engine.params import SamplingParams
+from octavo.engine.params import MAX_BIASES, SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.server.fields import (
     CHAT_REFUSALS,
@@ -25,6 +26,8 @@ from octavo.server.fields import (
 MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 256
 MAX_REPORTED = 3
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "self")
 SAMPLING_FIELDS = (
     "n",
     "max_tokens",
@@ -37,7 +40,13 @@ SAMPLING_FIELDS = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "bad_words",
+    "truncate_prompt_tokens",
 )
+"""Fields that are SamplingParams' own, by name and meaning."""
 
 
 def _as_list(value: Any) -> Any:
@@ -52,6 +61,8 @@ StopStrings = Annotated[
     BeforeValidator(_as_list),
 ]
 StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()]
+Label = Annotated[str, Field(min_length=1, max_length=256)]
+_TOKEN_ID = re.compile(r"[0-9]{1,9}\Z")
 
 
 class GenerationRequest(BaseModel):
@@ -62,7 +73,7 @@ class GenerationRequest(BaseModel):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1)] = 1
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -72,6 +83,15 @@ class GenerationRequest(BaseModel):
     stop: StopStrings = []
     stop_token_ids: StopTokenIds = []
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES), FailFast()] = {}
+    bad_words: Annotated[list[str], FailFast()] = []
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+    cache_salt: Label | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     # Labels: they name the caller and change nothing in an answer.
@@ -89,28 +109,41 @@ class GenerationRequest(BaseModel):
         return request
 
     def _check(self) -> None:
+        for token in self.logit_bias:
+            if not _TOKEN_ID.match(token):
+                raise InvalidRequest(f"logit_bias: {token[:40]!r} is no token id", param="logit_bias")
         if self.stream_options is None:
             return
         if not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
         options = screen(
-            self.stream_options, ("include_usage",), STREAM_OPTION_REFUSALS, prefix="stream_options."
+            self.stream_options, STREAM_OPTIONS, STREAM_OPTION_REFUSALS, prefix="stream_options."
         )
-        if not isinstance(options.get("include_usage", False), bool):
-            raise InvalidRequest(
-                "stream_options.include_usage must be true or false", param="stream_options.include_usage"
-            )
+        for name, value in options.items():
+            if not isinstance(value, bool):
+                raise InvalidRequest(
+                    f"stream_options.{name} must be true or false", param=f"stream_options.{name}"
+                )
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk that carries the usage."""
         return bool(self.stream_options and self.stream_options.get("include_usage"))
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of such a stream carries the usage so far."""
+        return bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
+
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters; fields that were not given keep the engine's defaults."""
-        return SamplingParams(
-            **{name: getattr(self, name) for name in SAMPLING_FIELDS if name in self.model_fields_set}
-        )
+        given = {name: getattr(self, name) for name in SAMPLING_FIELDS if name in self.model_fields_set}
+        bias = {int(token): value for token, value in self.logit_bias.items()}
+        return SamplingParams(**{**given, "logit_bias": bias, **self._further_params()})
+
+    def _further_params(self) -> dict[str, Any]:
+        """Parameters that a route makes of its own fields."""
+        return {"prompt_logprobs": self.prompt_logprobs}
 
 
 class CompletionRequest(GenerationRequest):
@@ -121,14 +154,24 @@ class CompletionRequest(GenerationRequest):
     prompt: Any = None  # prompts.py reads it: four forms, and its errors must stay small
     echo: bool = False
     best_of: int | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool = True
 
     def _check(self) -> None:
         super()._check()
-        if self.best_of is not None and self.best_of != self.n:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise InvalidRequest(
-                f"best_of is not supported by this server; leave it out or set it to n ({self.n})",
-                param="best_of",
+                "max_tokens is 0: give at least 1, or ask for echo or prompt_logprobs as well",
+                param="max_tokens",
             )
+
+    def _further_params(self) -> dict[str, Any]:
+        scores = self.prompt_logprobs
+        if self.echo and self.logprobs is not None:
+            scores = max(scores or 0, self.logprobs)
+        elif self.max_tokens == 0 and scores is None:
+            scores = 0  # the engine computes nothing only for those
+        return {"best_of": self.best_of, "logprobs": self.logprobs, "prompt_logprobs": scores}
 
 
 class ChatRequest(GenerationRequest):
@@ -137,9 +180,19 @@ class ChatRequest(GenerationRequest):
     refusals = CHAT_REFUSALS
 
     messages: Any = None  # messages.py reads it
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    tools: Any = None  # tools/ reads these two
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    service_tier: Literal["auto", "default"] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     def _check(self) -> None:
         super()._check()
@@ -149,6 +202,20 @@ class ChatRequest(GenerationRequest):
                 f"max_tokens ({both[0]}) and max_completion_tokens ({both[1]}) differ; give one of them",
                 param="max_completion_tokens",
             )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        for name in self.chat_template_kwargs:
+            if name in RESERVED_VARIABLES:
+                raise InvalidRequest(
+                    f"chat_template_kwargs must not hold {name!r}: it has a field of its own",
+                    param="chat_template_kwargs",
+                )
+
+    def _further_params(self) -> dict[str, Any]:
+        return {
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
 
     def sampling_params(self) -> SamplingParams:
         if self.max_completion_tokens is None or self.max_tokens is not None:

@@ -21,13 +21,21 @@ WORDS = ["One", " sheet", " makes", " sixteen", " pages", ",", " so", " caf\u00e
 class FakeTokenizer:
     """Bytes as tokens; a chat is rendered as `role: content` lines."""
 
-    def encode(self, text: str) -> list[int]:
+    chat_template = "{{ tools }} <tool_call>"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
 
     def decode(self, ids: list[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
-    def encode_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: object
+    ) -> list[int]:
+        self.variables = variables
         if messages[0]["role"] == "assistant":
             raise InvalidRequest("the template says: a chat starts with a user", param="messages")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
@@ -50,6 +58,9 @@ class FakeEngine:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.max_model_len}", param="prompt"
             )
+        for token in params.logit_bias:
+            if token >= self.vocab_size:
+                raise InvalidRequest(f"logit_bias has token {token}", param="logit_bias")
 
     def describe(self) -> list[tuple[str, str]]:
         return [("model", self.model_name), ("blocks", "8 of 16 tokens")]
@@ -71,6 +82,7 @@ class FakeEngineThread:
     cached: int = 0
     failure: Exception = field(default_factory=lambda: RuntimeError("secret detail"))
     seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    salts: list[str | None] = field(default_factory=list)
     configs: list[object] = field(default_factory=list)  # what a command asked to load
     running: int = 0
     aborted: int = 0
@@ -87,10 +99,11 @@ class FakeEngineThread:
         return {"num_running": self.running, "num_waiting": 0, "blocks_total": 8, "blocks_free": 8}
 
     async def stream(
-        self, prompt_token_ids: list[int], params: SamplingParams
+        self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
     ) -> AsyncGenerator[RequestDelta, None]:
         self.engine.resolve(prompt_token_ids, params)
         self.seen.append((prompt_token_ids, params))
+        self.salts.append(salt)
         self.running += 1
         finished = False
         try:

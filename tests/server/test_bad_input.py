@@ -57,15 +57,11 @@ def test_mixed_batch(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"5": 1}),
-        ("logprobs", 1),
-        ("logprobs", 0),
         ("logprobs", True),
-        ("best_of", 2),
         ("suffix", "x"),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("top_logprobs", 1),
         ("use_beam_search", True),
         ("messages", []),
         ("max_completion_tokens", 3),
@@ -82,12 +78,12 @@ def test_refused_completion_fields(client: TestClient, field: str, value: object
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("frequency_penalty", 1),
-        ("logit_bias", {"5": -100}),
-        ("logprobs", True),
-        ("top_logprobs", 2),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
+        ("logprobs", 1),
+        ("best_of", 2),
+        ("add_special_tokens", True),
+        ("moderation", {}),
+        ("prompt_cache_options", {}),
+        ("prompt_cache_retention", "24h"),
         ("functions", [{}]),
         ("function_call", "auto"),
         ("response_format", {"type": "json_object"}),
@@ -113,12 +109,18 @@ def test_refused_chat_fields(client: TestClient, field: str, value: object) -> N
 
 def test_values_that_ask_for_nothing(client: TestClient) -> None:
     """The defaults that client libraries send, and labels, are accepted on both routes."""
-    both = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "logprobs": False, "n": 1}
+    both = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "n": 1}
     both |= {"user": "u", "stream": False, "seed": None, "stop": None, "stream_options": None, "model": None}
     completion = {"prompt": "a", "best_of": 1, "suffix": None, "echo": False, **both}
-    chat = {"top_logprobs": 0, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+    chat = {"top_logprobs": None, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
     chat |= {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "modalities": ["text"]}
-    chat |= {"parallel_tool_calls": True, "safety_identifier": "s", "audio": None}
+    chat |= {
+        "logprobs": False,
+        "parallel_tool_calls": True,
+        "prompt_cache_key": "p",
+        "safety_identifier": "s",
+        "audio": None,
+    }
     assert client.post(COMPLETIONS, json=completion).status_code == 200
     assert client.post(CHAT, json={**CHAT_BODY, **both, **chat}).status_code == 200
 
@@ -166,6 +168,27 @@ def test_unknown_fields(client: TestClient, url: str) -> None:
         ("stream_options", "{}"),
         ("model", "5"),
         ("user", "5"),
+        ("presence_penalty", "2.1"),
+        ("frequency_penalty", "-2.1"),
+        ("frequency_penalty", "true"),
+        ("repetition_penalty", "0"),
+        ("logit_bias", '{"-1": 1}'),
+        ("logit_bias", '{"256": 1}'),
+        ("logit_bias", '{"x": 1}'),
+        ("logit_bias", '{"1.5": 1}'),
+        ("logit_bias", '{"1": 1e9}'),
+        ("logit_bias", '{"1": -101}'),
+        ("logit_bias", '{"1": "a"}'),
+        ("logit_bias", json.dumps({str(i): 1 for i in range(1025)})),
+        ("bad_words", '[""]'),
+        ("bad_words", json.dumps(["a"] * 257)),
+        ("prompt_logprobs", "-1"),
+        ("prompt_logprobs", "1000000"),
+        ("truncate_prompt_tokens", "0"),
+        ("truncate_prompt_tokens", "-1"),
+        ("return_token_ids", "1"),
+        ("cache_salt", '""'),
+        ("cache_salt", json.dumps("x" * 257)),
     ],
 )
 @pytest.mark.parametrize(

@@ -77,11 +77,15 @@ def test_messages_are_read(
         (["hi"], "messages[0]"),
         ([{"role": "user"}], "messages[0].content"),
         ([USER, {"role": "robot", "content": "x"}], "messages[1].role"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{**USER, "name": "bob"}], "messages[0].name"),
         ([{**USER, "colour": "red"}], "messages[0].colour"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls[0].function",
+        ),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
         (

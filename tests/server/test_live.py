@@ -90,7 +90,7 @@ def test_slow_tokenizer_does_not_block(serve: Serve, engine: FakeEngineThread, m
     """While a long prompt is tokenised the server answers others, and a client may leave."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(text: str) -> list[int]:
+    def slow(text: str, add_special_tokens: bool = True) -> list[int]:
         begun.set()
         go_on.wait(5)
         return [1]
@@ -156,8 +156,8 @@ class TestOfficialClient:
         url = serve(ServerConfig(keys=(ApiKey.from_secret("k"),)))
         client = connect(url)
         with pytest.raises(openai.BadRequestError) as refused:
-            client.completions.create(model="fake/model", prompt="a", frequency_penalty=1)
-        assert refused.value.param == "frequency_penalty"
+            client.completions.create(model="fake/model", prompt="a", suffix="x")
+        assert refused.value.param == "suffix"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="a")
         with pytest.raises(openai.AuthenticationError):

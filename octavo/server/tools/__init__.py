@@ -1,0 +1,24 @@
+"""Tools: what a request declares, how a model is told, and calls read back from its text.
+
+declare.py   `tools` and `tool_choice` of a request, checked
+prompt.py    which form a model's chat template uses; the description for templates that have none
+parse.py     text as it comes -> content and calls, for both forms
+scan.py      one call's JSON as it comes -> its name, then its arguments
+"""
+
+from octavo.server.tools.declare import Tools, read_tools
+from octavo.server.tools.parse import Arguments, CallStart, Content, ToolEvent, ToolParser, make_parser
+from octavo.server.tools.prompt import ToolForm, form_of
+
+__all__ = [
+    "Arguments",
+    "CallStart",
+    "Content",
+    "ToolEvent",
+    "ToolForm",
+    "ToolParser",
+    "Tools",
+    "form_of",
+    "make_parser",
+    "read_tools",
+]
