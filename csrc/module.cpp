@@ -13,6 +13,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace octavo {
+
+void bind_ops(nb::module_& module);  // ops_module.cpp
+
 namespace {
 
 template <class T>
@@ -121,6 +124,7 @@ NB_MODULE(_cpu, module) {
   module.attr("lanes") = kAlign;
   module.def("available_isas", &available_isas);
   bind_linear(module);
+  bind_ops(module);
   nb::class_<CacheView>(module, "Cache").def("__init__",
       [](CacheView* self, std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> addresses, int dtype,
          std::tuple<int64_t, int, int, int> shape, FourStrides keys, FourStrides values, FourStrides scales) {

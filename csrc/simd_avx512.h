@@ -26,6 +26,7 @@ struct Avx512 {
   static F select_lt(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
   }
+  static uint32_t lanes_ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static F abs(F a) { return _mm512_abs_ps(a); }
   static F copysign(F size, F sign) {
     const __m512i bit = _mm512_set1_epi32(int(0x80000000u));

@@ -6,6 +6,7 @@
 //   add sub mul div max      max gives its second operand where either is NaN
 //   fma                      a * b + c, rounded once where the machine can
 //   select_lt(a, b, x, y)    lanes of x where a < b, else of y
+//   lanes_ge(a, b)           bit i is set where lane i of a is not under b's
 //   abs copysign             copysign takes a size without a sign
 //   scale_by_low_bits(x, t)  x * 2^n, where n is the low nine bits of t's pattern
 //   hmax hsum                over lanes
@@ -35,6 +36,10 @@ struct Baseline {
   static F fma(F a, F b, F c) { return a * b + c; }
   static F max(F a, F b) { return a > b ? a : b; }
   static F select_lt(F a, F b, F yes, F no) { return a < b ? yes : no; }
+  static uint32_t lanes_ge(F a, F b) {
+    const I yes = a >= b;
+    return uint32_t((yes[0] & 1) | (yes[1] & 2) | (yes[2] & 4) | (yes[3] & 8));
+  }
   static F abs(F a) { return F(I(a) & 0x7fffffff); }
   static F copysign(F size, F sign) { return F(I(size) | (I(sign) & int32_t(0x80000000u))); }
   static F scale_by_low_bits(F x, F t) { return F(I(x) + (I(t) << 23)); }

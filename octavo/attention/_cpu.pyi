@@ -119,3 +119,50 @@ class LinearEngine:
         rows: int,
         threads: int,
     ) -> None: ...
+
+class Ops:  # csrc/ops_module.cpp; octavo/ops checks what it is given
+    def __init__(self, isa: str) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    def norm(
+        self,
+        dtype: int,
+        shape: tuple[int, int, int],
+        x: int,
+        x_strides: tuple[int, int],
+        out: int,
+        out_strides: tuple[int, int],
+        delta: int,
+        weight: int,
+        eps: float,
+        threads: int,
+    ) -> None: ...
+    def swiglu(
+        self,
+        dtype: int,
+        rows: int,
+        dim: int,
+        gate: int,
+        gate_stride: int,
+        up: int,
+        up_stride: int,
+        out: int,
+        out_stride: int,
+        threads: int,
+    ) -> None: ...
+    def sample(
+        self,
+        logits: int,
+        row_stride: int,
+        vocab: int,
+        draws: Sequence[tuple[int, float, int, float, float, int, int, int]],
+        threads: int,
+    ) -> list[int]: ...
+    def candidates(
+        self,
+        logits: int,
+        vocab: int,
+        draw: tuple[int, float, int, float, float, int, int, int],
+        ids: int,
+        weights: int,
+    ) -> int: ...

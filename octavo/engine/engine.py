@@ -36,6 +36,7 @@ from octavo.engine.tiers.setup import open_tiers
 from octavo.errors import InvalidRequest
 from octavo.kv import KVShape, Pool, PoolStats, Scope
 from octavo.models import LoadedModel, Tokenizer, load_model
+from octavo.ops import ops_note
 from octavo.sched import Branch, Plan, Request, Scheduler, SchedulerConfig, SchedulerStats, Stuck
 
 
@@ -249,11 +250,17 @@ class Engine:
             choices = choose(plan, logits, self._by_request)
         except Exception as error:
             return deltas + self._fail(plan, error)
+        tokenless = {
+            self._by_request[entry.branch.request]: None
+            for entry, chosen in zip(plan.entries, choices, strict=True)
+            if any(choice.token < 0 for choice in chosen)
+        }
         grown = self._grow(plan, choices)
         for live in {self._by_request[entry.branch.request]: None for entry in plan.entries}:
             if live.search is not None and advance_beams(live, self.scheduler):
                 grown[live] = beam_deltas(live)
-        found = [self._delta(live, changes) for live, changes in grown.items()]
+        deltas += [self._tokenless(live) for live in tokenless]
+        found = [self._delta(live, changes) for live, changes in grown.items() if live not in tokenless]
         return deltas + [delta for delta in found if delta is not None]
 
     def close(self) -> None:
@@ -285,6 +292,7 @@ class Engine:
                 f"{context}; {budget.context_note}" if budget.context_note else f"{context} per request",
             ),
             ("attention", self._attention_row()),
+            ("norms, sampling", ops_note()),
             ("threads", f"{self.threads.number} ({self.threads.reason})"),
             ("batch", f"{config.max_num_seqs} sequences, {config.max_batched_tokens:,} tokens a step"),
             ("prefix caching", "on" if config.prefix_caching else "off (--no-prefix-caching)"),
@@ -323,6 +331,8 @@ class Engine:
         grown: dict[Live, list[SequenceDelta]] = {}
         flat = [choice for entry in choices for choice in entry]
         for branch, choice in zip(self.scheduler.complete(plan, sampled), flat, strict=True):
+            if choice.token < 0:
+                continue
             live = self._by_request[branch.request]
             delta = grow(live, branch, choice, len(branch.tokens) - len(live.request.prompt))
             if delta.finish_reason is not None:
@@ -348,6 +358,12 @@ class Engine:
         failed = StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
         return [self._error(self._by_request[request], failed) for request in self.scheduler.fail(plan)]
+
+    def _tokenless(self, live: Live) -> RequestDelta:
+        """A request that had no token to sample; those that ran with it go on."""
+        self.scheduler.abort(live.request)
+        error = StepFailed("no token could be sampled: the logits are NaN, or every token is ruled out")
+        return self._error(live, error)
 
     def _stuck(self, branch: Branch) -> RequestDelta:
         """A request that found no room though it ran alone."""

@@ -1,8 +1,8 @@
 """Logits to token ids. Rows are independent; randomness comes from a counter, not from a stream.
 
 The uniform number behind token `position` of branch `index` of a request is Philox(key=(seed, index),
-counter=position): it does not depend on batch, order, chunks or preemption, so a seeded request gives
-the same tokens whatever the load (as far as its logits are the same).
+counter=position), made in octavo/ops: it does not depend on batch, order, chunks or preemption, so a seeded
+request gives the same tokens whatever the load (as far as its logits are the same).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo import ops
 from octavo.engine.params import SamplingParams
 from octavo.engine.penalties import TokenCounts, penalise
 
@@ -32,28 +33,20 @@ class Draw:
     counts: TokenCounts | None = None  # for penalties
 
 
-def uniform(seed: int, index: int, position: int) -> float:
-    """The number in [0, 1) that decides this token."""
-    key = np.array([seed % 2**64, index], np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=[0, position, 0, 0])).random())
-
-
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Sample one token id per draw from logits `[S, V]` float32, which is left unchanged.
 
     Order of the filters as in Hugging Face: logit_bias, penalties, banned ids, then temperature, top_k,
-    top_p, min_p. Cost: a pass over each row; a sort of those with top_k or top_p.
+    top_p, min_p. -1 where no token is left, or logits are NaN. Cost: see octavo/ops/sampling.py.
     """
-    rows = adjusted(logits, draws)
-    result = [0] * len(draws)
-    greedy = [i for i, draw in enumerate(draws) if draw.params.greedy]
-    if greedy:
-        for i, token in zip(greedy, rows[greedy].argmax(dim=-1).tolist(), strict=True):
-            result[i] = token
-    for i, draw in enumerate(draws):
-        if not draw.params.greedy:
-            result[i] = _sample_row(rows[i], draw)
-    return result
+    picks = [_pick(i, draw.params, draw.seed, draw.index, draw.position) for i, draw in enumerate(draws)]
+    return ops.sample(adjusted(logits, draws), picks)
+
+
+def _pick(row: int, params: SamplingParams, seed: int = 0, index: int = 0, position: int = 0) -> ops.Pick:
+    temperature = 0.0 if params.greedy else params.temperature
+    top_k, top_p, min_p = max(params.top_k, 0), params.top_p, params.min_p
+    return ops.Pick(row, temperature, top_k, top_p, min_p, seed % 2**64, index, position)
 
 
 def adjusted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -76,34 +69,10 @@ def adjusted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return rows
 
 
-def filtered_probabilities(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
-    """Probabilities after temperature and filters, not renormalised, and their token ids.
+def filtered_probabilities(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Probabilities float64 after temperature and filters, which add up to 1, and ids int64, ascending.
 
-    logits `[V]`. Sorted descending with ids where top_k or top_p needed a sort; else in order, None.
+    logits `[V]` float32. Raises OpsError for a greedy temperature and for logits that leave no token.
     """
-    scaled = (logits - logits.max()) / params.temperature
-    order: Tensor | None = None
-    size = len(logits)
-    if 0 < params.top_k < size:
-        scaled, order = scaled.topk(params.top_k)
-    elif params.top_p < 1:
-        scaled, order = scaled.sort(descending=True, stable=True)
-    probs = scaled.softmax(dim=-1, dtype=torch.float64)
-    if params.top_p < 1:
-        before = probs.cumsum(dim=-1) - probs
-        probs = torch.where(before < params.top_p, probs, 0.0)
-        probs[0] = max(float(probs[0]), torch.finfo(torch.float64).tiny)
-    if params.min_p > 0:
-        probs = torch.where(probs >= params.min_p * probs.max(), probs, 0.0)
-    return probs, order
-
-
-def _sample_row(logits: Tensor, draw: Draw) -> int:
-    probs, order = filtered_probabilities(logits, draw.params)
-    cumulative = probs.cumsum(dim=-1)
-    target = uniform(draw.seed, draw.index, draw.position) * cumulative[-1]
-    # The first entry whose cumulative sum exceeds the target; entries of probability 0 never do first.
-    at = int(torch.searchsorted(cumulative, target, right=True))
-    if at >= len(probs):  # rounding put the target at the very end
-        at = int(probs.nonzero()[-1])
-    return int(order[at]) if order is not None else at
+    ids, probabilities = ops.candidates(logits, _pick(0, params))
+    return probabilities, ids

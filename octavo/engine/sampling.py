@@ -22,7 +22,7 @@ _SLICE = 256  # prompt positions whose logits are in memory at once
 
 
 class Choice(NamedTuple):
-    """A sampled token; its logprobs where the request needs them."""
+    """A sampled token, -1 where there was none to sample; its logprobs where the request needs them."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -99,7 +99,7 @@ def score_prompts(plan: Plan, hidden: Tensor, runner: Runner, lives: Mapping[Req
 def _with_logprobs(
     logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int], tops: Sequence[int | None]
 ) -> list[Choice]:
-    wanted = [i for i, top in enumerate(tops) if top is not None]
+    wanted = [i for i, top in enumerate(tops) if top is not None and tokens[i] >= 0]
     if not wanted:
         return [Choice(token, None) for token in tokens]
     judged = token_logprobs(

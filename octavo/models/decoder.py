@@ -4,6 +4,7 @@
       per layer:  norm -> qkv [T, (Hq + 2 Hkv) D] -> (q/k norm) -> rotary and write_kv
                   -> paged_attention [T, Hq, D] -> output projection -> + residual
                   norm -> gate|up [T, 2 I] -> silu(gate) * up -> down -> + residual
+                  (each + residual and the norm after it are one pass)
     hidden [T, E]   --rows to sample-->   final norm -> head -> logits [S, V] float32
 
 Owns the arithmetic. The final norm belongs to `logits`, so that rows which are not sampled skip it.
@@ -24,6 +25,7 @@ from octavo.attention.interface import AttentionBackend, AttentionBatch, LayerCa
 from octavo.models.config import ModelConfig
 from octavo.models.errors import ModelError
 from octavo.models.rope import RotaryTable
+from octavo.ops import add_rms_norm, rms_norm, swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +106,28 @@ class Decoder:
             raise ModelError(f"{len(caches)} caches were given for {len(self._layers)} layers")
         hidden = F.embedding(token_ids, self._embedding)  # [T, E], ours to update in place
         cos, sin = self._rotary(positions, self.dtype)
+        eps = self.config.rms_norm_eps
+        delta: Tensor | None = None  # what the layer before adds to hidden
         for layer, cache, window in zip(self._layers, caches, self.config.layer_windows, strict=True):
-            hidden += self._attention(layer, hidden, cos, sin, cache, window, batch, backend)
-            hidden += self._mlp(layer, hidden)
-        return hidden
+            if delta is None:
+                normed = rms_norm(hidden, layer.attention_norm, eps)
+            else:
+                normed = add_rms_norm(hidden, delta, layer.attention_norm, eps)
+            attended = self._attention(layer, normed, cos, sin, cache, window, batch, backend)
+            normed = add_rms_norm(hidden, attended, layer.mlp_norm, eps)
+            delta = self._mlp(layer, normed)
+        return hidden if delta is None else hidden.add_(delta)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the final norm and the head to rows `[S, E]` of hidden: float32 `[S, V]`."""
-        return F.linear(self._norm(hidden, self._final_norm), self._head).float()
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        normed = rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)
+        return F.linear(normed, self._head).float()
 
     def _attention(
         self,
         layer: LayerWeights,
-        hidden: Tensor,
+        normed: Tensor,
         cos: Tensor,
         sin: Tensor,
         cache: LayerCache,
@@ -130,19 +137,18 @@ class Decoder:
     ) -> Tensor:
         config = self.config
         q_heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = F.linear(self._norm(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(-1, q_heads + 2 * kv_heads, dim)  # [T, (Hq + 2 Hkv) D] -> [T, Hq + 2 Hkv, D]
         query, key, value = qkv.tensor_split((q_heads, q_heads + kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            query.copy_(self._norm(query, layer.q_norm))
-            key.copy_(self._norm(key, layer.k_norm))
+            rms_norm(query, layer.q_norm, config.rms_norm_eps, out=query)
+            rms_norm(key, layer.k_norm, config.rms_norm_eps, out=key)
         backend.rotate_and_write_kv(query, key, value, cos, sin, cache, batch.slots)
         # One tensor, since return_lse is not asked for.
         out = cast(Tensor, backend.paged_attention(query, cache, batch, scale=self._scale, window=window))
         # [T, Hq, D] -> [T, Hq D]
         return F.linear(out.reshape(-1, q_heads * dim), layer.output, layer.output_bias)
 
-    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        gate_up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
-        gate, up = gate_up.chunk(2, dim=-1)  # [T, 2 I] -> views 2 x [T, I]
-        return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+        gate_up = F.linear(normed, layer.gate_up, layer.gate_up_bias)  # [T, 2 I]
+        return F.linear(swiglu(gate_up), layer.down, layer.down_bias)

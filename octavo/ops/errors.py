@@ -6,7 +6,7 @@ from octavo.errors import OctavoError
 
 
 class OpsError(OctavoError):
-    """Weights or activations that an operation cannot take."""
+    """Weights, activations or logits that an operation cannot take; the message says what it takes."""
 
 
 class UnsupportedWeights(OpsError):

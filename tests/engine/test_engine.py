@@ -258,6 +258,35 @@ def test_a_step_that_raises_fails_its_requests_not_the_engine(tiny: Tiny) -> Non
     idle(llm)
 
 
+def test_a_request_without_a_token_to_sample_fails_alone(tiny: Tiny) -> None:
+    """NaN logits of one request, and all tokens ruled out in another: both fail, and their mate goes on."""
+    llm = llm_on(tiny[0])
+    params = SamplingParams(max_tokens=6, seed=3, ignore_eos=True)
+    want = llm.generate([[7, 8]], params, use_tqdm=False)[0].outputs[0].token_ids
+    vocab = llm.engine.vocab_size
+    silent = SamplingParams(max_tokens=6, min_tokens=4, stop_token_ids=range(vocab))
+    logits, calls = llm.engine.model.decoder.logits, []
+
+    def poisoned(hidden: Any) -> Any:
+        out = logits(hidden)
+        calls.append(len(out))
+        if len(calls) == 1:
+            out[1] = float("nan")
+        return out
+
+    try:
+        llm.engine.model.decoder.logits = poisoned  # type: ignore[method-assign]
+        with pytest.raises(GenerationFailed, match=r"2 of 3.*no token could be sampled") as caught:
+            llm.generate([[7, 8], [9, 10, 11], [12, 13]], [params, params, silent], use_tqdm=False)
+    finally:
+        llm.engine.model.decoder.logits = logits  # type: ignore[method-assign]
+    assert calls[:2] == [3, 1]
+    first, *others = caught.value.outputs
+    assert others == [None, None]
+    assert first.outputs[0].token_ids == want
+    idle(llm)
+
+
 def test_what_a_failed_step_computed_is_not_reused(tiny: Tiny) -> None:
     """KV of a step that raised is never published: the prompt is computed again, rightly."""
     llm = llm_on(tiny[0])

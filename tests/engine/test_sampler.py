@@ -8,7 +8,8 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from octavo.engine.params import SamplingParams
-from octavo.engine.sampler import Draw, filtered_probabilities, sample, uniform
+from octavo.engine.sampler import Draw, filtered_probabilities, sample
+from octavo.ops.sampling import uniform
 
 
 def draw(params: SamplingParams, row: int = 0, position: int = 0, **more: object) -> Draw:
