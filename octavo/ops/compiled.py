@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch  # before _cpu: the kernels then share the OpenMP runtime that torch has loaded
 
-from octavo.ops.errors import OpsError
+from octavo.ops.errors import IsaUnavailable
 
 if TYPE_CHECKING:
     from octavo.attention._cpu import Ops
@@ -31,12 +31,12 @@ CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 def kernels(isa: str | None = None) -> Ops | None:
     """The operations for an instruction set, by default the fastest; None where none is built.
 
-    Raises OpsError for an isa that is not in ISAS.
+    Raises IsaUnavailable for an isa that is not in ISAS.
     """
     if isa is None and not ISAS:
         return None
     if isa is not None and isa not in ISAS:
-        raise OpsError(
+        raise IsaUnavailable(
             f"instruction set {isa} is not available: this machine has {', '.join(ISAS) or 'none'}"
         )
     return _cpu.Ops(isa or ISAS[0])

@@ -1,6 +1,6 @@
-"""Sampling with a full sort: what the kernels must equal token for token, and what runs where they are not built.
+"""Sampling with a full sort: what the kernels must equal token for token, and what runs where none is built.
 
-float32 operations of numpy are rounded one by one, as those of csrc/weigh.h are, and weights are whole numbers.
+numpy rounds float32 operations one by one, as csrc/weigh.h does, and weights are whole numbers.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import torch
 
 from octavo.ops import ISAS, OpsError, Pick, candidates, sample
 from octavo.ops import sampling as sampling_module
-from octavo.ops.sorting import candidates_by_sorting, pick_by_sorting, weights_of
 from octavo.ops.sampling import uniform
+from octavo.ops.sorting import candidates_by_sorting, pick_by_sorting, weights_of
 
 KINDS = ISAS or (None,)
 SHAPES = ("normal", "coarse", "masked", "flat", "spiked", "steps")
