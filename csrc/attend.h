@@ -236,10 +236,12 @@ class TaskRunner {
       case DType::f16: load_tile<f16>(h); break;
       case DType::i8: load_tile<int8_t>(h); load_scales(h); break;
     }
-    // Scores of some rows first, then their values, so that K and V take turns in L1.
+    // Scores of some rows first, then their values, so that K and V take turns in L1. Weights come between,
+    // row by row: each is one long chain, and many rows fill the time of one.
     for (int begin = 0; begin < rows_; begin += kBatchRows) {
       const int end = rows_ - begin < kBatchRows ? rows_ : begin + kBatchRows;
-      for_groups(begin, end, [&]<int R>(Size<R>, int r) { weigh_rows<R>(h, r, r - begin); });
+      for_groups(begin, end, [&]<int R>(Size<R>, int r) { score_rows_of<R>(h, r, r - begin); });
+      weigh_rows(h, begin, end);
       for_groups(begin, end, [&]<int R>(Size<R>, int r) { add_rows<R>(h, r, r - begin); });
     }
   }
@@ -326,30 +328,42 @@ class TaskRunner {
     to = high - tile_ < end_ ? high - tile_ : end_;
   }
 
-  // Weights of R rows, the `at`th and following of the batch.
+  // Scores of R rows, the `at`th and following of the batch, against the keys that any of them sees.
   template <int R>
-  void weigh_rows(int h, int r, int at) {
+  void score_rows_of(int h, int r, int at) {
     int from, to;
     seen<R>(r, from, to);
-    if (from >= to) return;
+    const int first = from / V::width, last = from < to ? (to + V::width - 1) / V::width : first;
+    for (int i = 0; i < R; ++i) first_[at + i] = first, last_[at + i] = last;
+    if (first == last) return;
     const int64_t state = int64_t(h) * rows_ + r;
-    const int first = from / V::width, last = (to + V::width - 1) / V::width;
-    float *s = weight_ + at * kTile, *rescale = rescale_ + at;
-    alignas(64) float old_top[kAlign];
+    float* s = weight_ + at * kTile;
     switch (key_stored_ ? call_.cache.dtype : DType::f32) {
       case DType::f32: score<R, float>(state, first, last, s); break;
       case DType::bf16: score<R, bf16>(state, first, last, s); break;
       case DType::f16: score<R, f16>(state, first, last, s); break;
       case DType::i8: score<R, int8_t>(state, first, last, s); break;
     }
-    for (int i = 0; i < R; ++i) {
-      old_top[i] = top_[state + i];
-      top_[state + i] = adjust_scores(h, rowinfo_[r + i], first, last, s + i * kTile, old_top[i]);
+  }
+
+  // Scores to weights, and how much the rows' sums so far shrink.
+  void weigh_rows(int h, int begin, int end) {
+    alignas(64) float old_top[kBatchRows + kAlign];
+    const int64_t state = int64_t(h) * rows_;
+    for (int r = begin; r < end; ++r) {
+      const int at = r - begin;
+      old_top[at] = top_[state + r];
+      if (first_[at] < last_[at])
+        top_[state + r] = adjust_scores(h, rowinfo_[r], first_[at], last_[at], weight_ + at * kTile, old_top[at]);
     }
-    for (int i = 0; i < R; i += V::width)
-      V::store(rescale + i, exp<V>(V::sub(V::load(old_top + i), V::load(top_ + state + i))));
-    for (int i = 0; i < R; ++i)
-      weigh(first, last, top_[state + i], rescale[i], s + i * kTile, sum_ + (state + i) * kAlign);
+    for (int at = 0; at < end - begin; at += V::width)
+      V::store(rescale_ + at, exp<V>(V::sub(V::load(old_top + at), V::load(top_ + state + begin + at))));
+    for (int r = begin; r < end; ++r) {
+      const int at = r - begin;
+      if (first_[at] < last_[at])
+        weigh(first_[at], last_[at], top_[state + r], rescale_[at], weight_ + at * kTile,
+              sum_ + (state + r) * kAlign);
+    }
   }
 
   template <int R>
@@ -477,6 +491,7 @@ class TaskRunner {
   float *panel_, *staged_, *query_, *out_, *total_, *top_, *total_top_, *total_sum_, *sum_;
   Row* rowinfo_;
   int64_t key_place_[kTile], value_place_[kTile], scale_place_[kTile], staged_place_[kTile];
+  int first_[kBatchRows], last_[kBatchRows];  // vectors of the tile with scores, per row of the batch
   int64_t lane_place_[kTile / kAlign], scale_lane_[kTile / kAlign];
   const void* lane_[kTile / V::width];  // a head's keys, vector by vector; see score_rows
   int64_t lane_stride_;
