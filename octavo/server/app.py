@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from octavo.server import chat, completions, errors, health, metrics
+from octavo.server import chat, completions, errors, health, metrics, responses, tokenization
 from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
@@ -41,8 +41,9 @@ def create_app(engine_thread: EngineThread | None, config: ServerConfig | None =
     app.state.context = context
     app.state.created = int(time.time())
     context.when_attached(lambda thread: setattr(app.state, "metrics", metrics.Metrics(thread.engine)))
-    for part in (router, health.router, completions.router, chat.router, metrics.router):
-        app.include_router(part)
+    parts = (health, completions, chat, responses, tokenization, metrics)
+    for routes in (router, *(part.router for part in parts)):
+        app.include_router(routes)
     errors.install(app)
     # The last one added is the outermost.
     app.add_middleware(CrashGuard)

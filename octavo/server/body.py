@@ -11,15 +11,15 @@ from pydantic_core import from_json
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import BodyTimeout, BodyTooLarge
-from octavo.server.schemas import GenerationRequest
+from octavo.server.schemas import Schema
 
-Schema = TypeVar("Schema", bound=GenerationRequest)
+Body = TypeVar("Body", bound=Schema)
 
 INLINE_BYTES = 64 * 1024
 """A larger body is decoded in a thread, so that it does not hold up other clients' streams."""
 
 
-async def read_request(request: Request, context: ServerContext, schema: type[Schema]) -> Schema:
+async def read_request(request: Request, context: ServerContext, schema: type[Body]) -> Body:
     """Read, decode and check the body.
 
     Raises BodyTimeout, BodyTooLarge, InvalidRequest, or ClientDisconnect.
@@ -51,7 +51,7 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the request body is larger than the {limit} bytes that this server reads")
 
 
-def _decode(body: bytes, schema: type[Schema]) -> Schema:
+def _decode(body: bytes, schema: type[Body]) -> Body:
     try:
         data: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:

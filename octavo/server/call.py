@@ -26,7 +26,7 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
 from octavo.server.generation import Piece, Usage, generate
 from octavo.server.prompts import check_token_ids
-from octavo.server.schemas import GenerationRequest
+from octavo.server.schemas import SampledRequest
 from octavo.server.stream import DONE, EventStream, event, unless_disconnected
 
 
@@ -38,7 +38,7 @@ class Call(ABC):
     chunk_object: str
 
     def __init__(
-        self, context: ServerContext, request: GenerationRequest, num_prompts: int, caller: Caller
+        self, context: ServerContext, request: SampledRequest, num_prompts: int, caller: Caller
     ) -> None:
         self._context = context
         self._request = request

@@ -16,8 +16,7 @@ from octavo.server.context import ServerContext
 from octavo.server.logprobs import prompt_logprobs
 from octavo.server.messages import read_messages
 from octavo.server.schemas import ChatRequest
-from octavo.server.tools import ToolForm, Tools, form_of, make_parser, read_tools
-from octavo.server.tools.prompt import describe
+from octavo.server.tools import ToolForm, Tools, form_of, make_parser, read_tools, render_tools
 
 router = APIRouter()
 
@@ -51,19 +50,7 @@ class ChatCall(Call):
         form: ToolForm,
     ) -> None:
         super().__init__(context, request, 1, caller)
-        if tools is not None:
-            form.check("tools")
-            if tools.forced:
-                raise InvalidRequest(
-                    'tool_choice that forces a call is not supported by this server; use "auto"',
-                    param="tool_choice",
-                )
-            for i, tool in enumerate(tools.declared):
-                if tool["function"].get("strict"):
-                    raise InvalidRequest(
-                        f"tools[{i}].function.strict is not supported by this server; leave it out",
-                        param=f"tools[{i}].function.strict",
-                    )
+        check_tools(tools, form)
         self._asked = request
         self._messages = messages
         self._tools = tools
@@ -72,12 +59,8 @@ class ChatCall(Call):
             self._head["service_tier"] = "default"
 
     def encode(self) -> list[list[int]]:
-        messages, variables = self._messages, dict(self._asked.chat_template_kwargs)
-        declared = list(self._tools.declared) if self._tools is not None else []
-        if self._form.form is not None and not self._form.native:
-            messages = describe(messages, declared, self._form.form)
-        elif declared:
-            variables["tools"] = declared
+        messages, variables = render_tools(self._form, self._messages, self._tools)
+        variables |= self._asked.chat_template_kwargs
         return [self._tokenizer.encode_chat(messages, self._asked.add_generation_prompt, **variables)]
 
     def prompt_texts(self) -> list[Any]:
@@ -102,3 +85,19 @@ class ChatCall(Call):
         if self._asked.prompt_logprobs is not None:
             extras["prompt_logprobs"] = prompt_logprobs(self._tokenizer, self._scores[0])
         return extras
+
+
+def check_tools(tools: Tools | None, form: ToolForm) -> None:
+    """Refuse what of tools this model or server cannot honour."""
+    if tools is None:
+        return
+    form.check("tools")
+    if tools.forced:
+        raise InvalidRequest(
+            'tool_choice that forces a call is not supported by this server; use "auto"', param="tool_choice"
+        )
+    for i, tool in enumerate(tools.declared):
+        if tool["function"].get("strict"):
+            raise InvalidRequest(
+                f"tools[{i}]: strict is not supported by this server; leave it out", param="tools"
+            )

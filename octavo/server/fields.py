@@ -23,7 +23,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
 }
 COMPLETION_REFUSALS: Refusals = {**_BOTH, "suffix": ("",)}
 CHAT_REFUSALS: Refusals = {

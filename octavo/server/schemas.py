@@ -62,18 +62,36 @@ StopStrings = Annotated[
 ]
 StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS), FailFast()]
 Label = Annotated[str, Field(min_length=1, max_length=256)]
+StreamOptions = dict[str, Any]
 _TOKEN_ID = re.compile(r"[0-9]{1,9}\Z")
 
 
-class GenerationRequest(BaseModel):
-    """What completions and chat have in common."""
+class Schema(BaseModel):
+    """A body: strict types, unknown fields refused, nulls as if left out."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-    refusals: ClassVar[Refusals]
+    refusals: ClassVar[Refusals] = {}
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1)] = 1
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Self:
+        """Check a decoded JSON object. Raises InvalidRequest that names the first fields at fault."""
+        fields = screen(data, cls.model_fields, cls.refusals)
+        try:
+            request = cls.model_validate(fields)
+        except ValidationError as error:
+            raise _invalid(error) from None
+        request._check()
+        return request
+
+    def _check(self) -> None:
+        """What no single field's type says."""
+
+
+class SampledRequest(Schema):
+    """What every route that generates has in common."""
+
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -88,25 +106,13 @@ class GenerationRequest(BaseModel):
     repetition_penalty: float = 1.0
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES), FailFast()] = {}
     bad_words: Annotated[list[str], FailFast()] = []
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    return_token_ids: bool = False
     cache_salt: Label | None = None
     stream: bool = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
     # Labels: they name the caller and change nothing in an answer.
     user: str | None = None
 
-    @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> Self:
-        """Check a decoded JSON object. Raises InvalidRequest that names the first fields at fault."""
-        fields = screen(data, cls.model_fields, cls.refusals)
-        try:
-            request = cls.model_validate(fields)
-        except ValidationError as error:
-            raise _invalid(error) from None
-        request._check()
-        return request
+    stream_choices: ClassVar[tuple[str, ...]] = ()
 
     def _check(self) -> None:
         for token in self.logit_bias:
@@ -117,7 +123,7 @@ class GenerationRequest(BaseModel):
         if not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
         options = screen(
-            self.stream_options, STREAM_OPTIONS, STREAM_OPTION_REFUSALS, prefix="stream_options."
+            self.stream_options, self.stream_choices, STREAM_OPTION_REFUSALS, prefix="stream_options."
         )
         for name, value in options.items():
             if not isinstance(value, bool):
@@ -143,7 +149,40 @@ class GenerationRequest(BaseModel):
 
     def _further_params(self) -> dict[str, Any]:
         """Parameters that a route makes of its own fields."""
-        return {"prompt_logprobs": self.prompt_logprobs}
+        return {}
+
+
+class GenerationRequest(SampledRequest):
+    """What completions and chat have in common."""
+
+    n: Annotated[int, Field(ge=1)] = 1
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool = False
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    stream_choices = STREAM_OPTIONS
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.use_beam_search:
+            for name in ("length_penalty", "early_stopping"):
+                if name in self.model_fields_set:
+                    raise InvalidRequest(f"{name} needs use_beam_search to be true", param=name)
+
+    def _further_params(self) -> dict[str, Any]:
+        params: dict[str, Any] = {"prompt_logprobs": self.prompt_logprobs}
+        if self.use_beam_search:
+            params |= {"beam_width": self._beams(), "length_penalty": self.length_penalty}
+            params |= {"early_stopping": self.early_stopping}
+        return params
+
+    def _beams(self) -> int:
+        """How many beams a search has: as many as are given back, where no more are asked for."""
+        return self.n
 
 
 class CompletionRequest(GenerationRequest):
@@ -171,7 +210,11 @@ class CompletionRequest(GenerationRequest):
             scores = max(scores or 0, self.logprobs)
         elif self.max_tokens == 0 and scores is None:
             scores = 0  # the engine computes nothing only for those
-        return {"best_of": self.best_of, "logprobs": self.logprobs, "prompt_logprobs": scores}
+        params = super()._further_params() | {"logprobs": self.logprobs, "prompt_logprobs": scores}
+        return params if self.use_beam_search else params | {"best_of": self.best_of}
+
+    def _beams(self) -> int:
+        return self.best_of if self.best_of is not None else self.n
 
 
 class ChatRequest(GenerationRequest):
@@ -204,18 +247,11 @@ class ChatRequest(GenerationRequest):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-        for name in self.chat_template_kwargs:
-            if name in RESERVED_VARIABLES:
-                raise InvalidRequest(
-                    f"chat_template_kwargs must not hold {name!r}: it has a field of its own",
-                    param="chat_template_kwargs",
-                )
+        check_variables(self.chat_template_kwargs)
 
     def _further_params(self) -> dict[str, Any]:
-        return {
-            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
-            "prompt_logprobs": self.prompt_logprobs,
-        }
+        wanted = (self.top_logprobs or 0) if self.logprobs else None
+        return super()._further_params() | {"logprobs": wanted}
 
     def sampling_params(self) -> SamplingParams:
         if self.max_completion_tokens is None or self.max_tokens is not None:
@@ -225,6 +261,40 @@ class ChatRequest(GenerationRequest):
             update={"max_tokens": self.max_completion_tokens, "max_completion_tokens": None}
         )
         return renamed.sampling_params()
+
+
+class TokenizeRequest(Schema):
+    """POST /tokenize: a prompt or messages."""
+
+    prompt: str | None = None
+    messages: Any = None
+    tools: Any = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+    def _check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give prompt or messages, one of them", param="prompt")
+        check_variables(self.chat_template_kwargs)
+
+
+class DetokenizeRequest(Schema):
+    """POST /detokenize."""
+
+    tokens: Any = None  # checked like a prompt: it may hold millions of items
+    skip_special_tokens: bool = False
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Refuse chat_template_kwargs that would stand for other fields."""
+    for name in variables:
+        if name in RESERVED_VARIABLES:
+            raise InvalidRequest(
+                f"chat_template_kwargs must not hold {name!r}: it has a field of its own",
+                param="chat_template_kwargs",
+            )
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

@@ -27,6 +27,11 @@ def event(value: Any) -> bytes:
     return b"data: " + dump_json(value) + b"\n\n"
 
 
+def named_event(value: dict[str, Any]) -> bytes:
+    """One event under the name in its `type`, as Responses has them."""
+    return b"event: " + str(value["type"]).encode() + b"\n" + event(value)
+
+
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; when the client leaves first, cancel it and raise ClientDisconnect.
 

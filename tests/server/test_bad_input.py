@@ -62,7 +62,6 @@ def test_mixed_batch(client: TestClient) -> None:
         ("skip_special_tokens", False),
         ("include_stop_str_in_output", True),
         ("top_logprobs", 1),
-        ("use_beam_search", True),
         ("messages", []),
         ("max_completion_tokens", 3),
         ("tools", []),

@@ -8,7 +8,7 @@ scan.py      one call's JSON as it comes -> its name, then its arguments
 
 from octavo.server.tools.declare import Tools, read_tools
 from octavo.server.tools.parse import Arguments, CallStart, Content, ToolEvent, ToolParser, make_parser
-from octavo.server.tools.prompt import ToolForm, form_of
+from octavo.server.tools.prompt import ToolForm, form_of, render_tools
 
 __all__ = [
     "Arguments",
@@ -21,4 +21,5 @@ __all__ = [
     "form_of",
     "make_parser",
     "read_tools",
+    "render_tools",
 ]

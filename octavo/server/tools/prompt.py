@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import InvalidRequest
+from octavo.server.tools.declare import Tools
 
 _MENTION = re.compile(r"\btools\b")
 
@@ -56,6 +57,18 @@ def form_of(template: str | None, option: str) -> ToolForm:
     return ToolForm(
         None, True, "this model's chat template does not show how it writes calls; start with --tool-format"
     )
+
+
+def render_tools(
+    form: ToolForm, messages: Sequence[Mapping[str, Any]], tools: Tools | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages and template variables that tell the model of the tools. Raises where it has no form."""
+    if tools is not None:
+        form.check("tools")
+    declared = list(tools.declared) if tools is not None else []
+    if form.form is not None and not form.native:
+        return describe(messages, declared, form.form), {}
+    return [dict(message) for message in messages], {"tools": declared} if declared else {}
 
 
 def describe(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], form: str) -> list[dict[str, Any]]:
