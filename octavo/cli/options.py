@@ -141,6 +141,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="most that --disk-cache may take on disk (default: 4GiB)",
     )
     group.add_argument(
+        "--schedule",
+        choices=("fcfs", "priority", "prefix", "fair"),
+        default="fcfs",
+        help="which waiting request starts next: the first that came, the most important, the one with most "
+        "of its prompt in the cache, or that of the client served least; none waits for ever "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--preemption",
+        choices=("auto", "recompute", "swap"),
+        default="auto",
+        help="what becomes of a running request that has to wait because memory is short: its cache entries "
+        "are computed again, are moved to --host-cache and back, or whichever is measured to be cheaper "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--threads",
         type=whole_number(1, 1024),
         metavar="N",
@@ -226,6 +242,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         disk_cache_size=args.disk_cache_size,
         kv_dtype=args.kv_dtype,
         threads=args.threads,
+        schedule=args.schedule,
+        preemption=args.preemption,
+        max_queue=getattr(args, "max_queue", None),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from octavo.engine.errors import ConfigError
 from octavo.kv import KV_DTYPES, KVShape, blocks_in, parse_bytes
 from octavo.kv.errors import InvalidArgument
+from octavo.sched.config import ORDERS, PREEMPTION_MODES, OrderName, PreemptionMode
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = {**DTYPES, "int8": torch.int8}  # of KV_DTYPES
@@ -31,7 +33,11 @@ class EngineConfig:
     evicted blocks go. disk_cache: a file or directory where they go next, kept across restarts, of at
     most disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
     kv_dtype: of stored keys and values, "auto" for that of the weights; int8 has a scale per token and
-    head. threads: that a step computes with; None takes what the process may use (cpus.py).
+    head. schedule: who is admitted first: fcfs, priority, prefix (longest cached prefix) or fair (per
+    tenant, by tenant_weights, 1 where not named). preemption: what becomes of the KV of a sequence that
+    must wait: recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond
+    max_num_seqs; None is no limit. threads: that a step computes with; None takes what the process may
+    use (cpus.py).
     """
 
     model: str = "smollm2"
@@ -49,6 +55,10 @@ class EngineConfig:
     checked: bool = False
     kv_dtype: str = AUTO
     threads: int | None = None
+    schedule: OrderName = "fcfs"
+    tenant_weights: Mapping[str, float] | None = None
+    preemption: PreemptionMode = "auto"
+    max_queue: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -62,6 +72,7 @@ class EngineConfig:
             self._integer("block_size", 1, 256)
         if self.threads is not None:
             self._integer("threads", 1, 1024)
+        self._check_schedule()
         self._integer("max_num_seqs", 1, 2**16)
         self._integer("max_batched_tokens", 1, 2**24)
         if self.num_blocks is not None:
@@ -76,6 +87,30 @@ class EngineConfig:
             if getattr(self, name) is not None and not self.prefix_caching:
                 message = f"{name} keeps blocks for reuse, but prefix_caching is off: give up one of them"
                 raise ConfigError(message, param=name)
+
+    def _check_schedule(self) -> None:
+        for name, names in (("schedule", ORDERS), ("preemption", PREEMPTION_MODES)):
+            if getattr(self, name) not in names:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r:.80}", param=name
+                )
+        if self.max_queue is not None:
+            self._integer("max_queue", 1, 2**31 - 1)
+        if self.preemption == "swap" and self.host_cache is None:
+            raise ConfigError(
+                "preemption 'swap' moves sequences to host_cache, which is not set: give it a size, or "
+                "choose auto or recompute",
+                param="preemption",
+            )
+        if self.schedule == "prefix" and not self.prefix_caching:
+            raise ConfigError(
+                "schedule 'prefix' goes by cached prefixes, but prefix_caching is off: give up one of them",
+                param="schedule",
+            )
+        if self.tenant_weights and self.schedule != "fair":
+            raise ConfigError(
+                f"tenant_weights are for schedule 'fair', not {self.schedule!r}", param="tenant_weights"
+            )
 
     def _integer(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

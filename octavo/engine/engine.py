@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from octavo.engine.bad_words import Spellings
 from octavo.engine.beam_steps import advance_beams
 from octavo.engine.beams import BeamSearch
 from octavo.engine.config import DTYPES, STORED, Budget, EngineConfig
+from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format
 from octavo.engine.errors import StepFailed
@@ -32,12 +33,13 @@ from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import Runner, sampled_rows
 from octavo.engine.sampling import Choice, choose, score_prompts
+from octavo.engine.scheduling import make_pool, make_scheduler, scheduling_rows
 from octavo.engine.tiers.setup import open_tiers
 from octavo.errors import InvalidRequest
 from octavo.kv import KVShape, Pool, PoolStats, Scope
 from octavo.models import LoadedModel, Tokenizer, load_model
 from octavo.ops import ops_note
-from octavo.sched import Branch, Plan, Request, Scheduler, SchedulerConfig, SchedulerStats, Stuck
+from octavo.sched import Branch, Plan, Request, SchedulerStats, Stuck
 
 
 class Engine:
@@ -47,8 +49,14 @@ class Engine:
     """
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend | None = None
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        backend: AttentionBackend | None = None,
+        *,
+        pool: Callable[[Budget], Pool] | None = None,
     ) -> None:
+        """pool: makes another pool than the paged one, to compare with."""
         self.config = config
         self.model = model
         self.threads = set_threads(config.threads)
@@ -64,17 +72,9 @@ class Engine:
             config, shape, context, available_memory(), default_block_size=self.kv_format.block_size
         )
         self.backend = backend if backend is not None else make_backend()
-        self.pool = Pool(
-            self.budget.num_blocks,
-            self.budget.block_size,
-            prefix_caching=config.prefix_caching,
-            host_blocks=self.budget.host_blocks,
-            disk_blocks=self.budget.disk_blocks,
-        )
-        self.scheduler = Scheduler(
-            self.pool,
-            SchedulerConfig(config.max_num_seqs, config.max_batched_tokens, self.budget.max_model_len),
-        )
+        self.pool = pool(self.budget) if pool is not None else make_pool(config, self.budget)
+        self.scheduler = make_scheduler(config, self.budget, self.pool)
+        self.meter = StepMeter()
         self.runner = Runner(
             model,
             self.backend,
@@ -166,7 +166,7 @@ class Engine:
         self.scheduler.check_fits(len(prompt), max_tokens, params.width)
         beams = params.beam_width is not None
         scope = self._scope if salt is None else replace(self._scope, salt=salt)
-        return Request(list(prompt), max_tokens, params.width, scope, scored, beams=beams)
+        return Request(list(prompt), max_tokens, params.width, scope, score_prompt=scored, beams=beams)
 
     def _check_ids(self, params: SamplingParams) -> None:
         """Refuse token ids of parameters that the model does not have."""
@@ -189,13 +189,21 @@ class Engine:
         *,
         arrived: float | None = None,
         salt: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        interactive: bool = True,
     ) -> int:
-        """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does.
+        """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does, and
+        QueueFull where max_queue sequences wait.
 
         arrived: when the caller asked, in seconds of time.monotonic(); now if not given. For observers.
+        priority: higher goes first, with the schedule "priority". tenant: whose share it is charged to,
+        with "fair". interactive: somebody reads the tokens as they come, so a long prompt of another
+        request may not hold them up; without, the whole machine may go to a prompt for a while.
         """
         request = self.resolve(prompt, params, salt)
-        self.scheduler.submit(request)
+        request.priority, request.tenant, request.interactive = priority, tenant, interactive
+        self.scheduler.submit(request, time.monotonic())
         eos = self.model.eos_token_ids
         live = Live(
             id=self._next_id,
@@ -236,8 +244,9 @@ class Engine:
         return deltas
 
     def _step(self) -> list[RequestDelta]:
-        plan = self.scheduler.plan()
-        plan = self._carry_out(plan)
+        began = time.monotonic()
+        self.scheduler.costs = self.meter.costs
+        plan = self._carry_out(self.scheduler.plan(began))
         for observer in self.observers:
             observer.planned(plan)
         deltas = [self._stuck(branch) for branch in plan.stuck]
@@ -256,6 +265,7 @@ class Engine:
             if any(choice.token < 0 for choice in chosen)
         }
         grown = self._grow(plan, choices)
+        self.meter.step(plan, time.monotonic() - began)
         for live in {self._by_request[entry.branch.request]: None for entry in plan.entries}:
             if live.search is not None and advance_beams(live, self.scheduler):
                 grown[live] = beam_deltas(live)
@@ -301,7 +311,7 @@ class Engine:
                 "disk cache",
                 self._tier_row(budget.disk_blocks, "--disk-cache PATH keeps them across restarts"),
             ),
-            ("preemption", "recompute"),
+            *scheduling_rows(config, budget),
             ("checked mode", "on" if config.checked else "off (a second check of each batch, for debugging)"),
         ]
 
@@ -321,7 +331,10 @@ class Engine:
         """Do the plan's transfers; what could not be moved is computed again instead."""
         if self.mover is None or not plan.actions.transfers:
             return plan
-        for place in self.mover.apply(plan.actions.transfers):
+        began = time.monotonic()
+        failed = self.mover.apply(plan.actions.transfers)
+        self.meter.transfers(len(plan.actions.transfers), time.monotonic() - began)
+        for place in failed:
             plan = self.scheduler.retract(plan, self.pool.lost(place))
         return plan
 

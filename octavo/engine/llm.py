@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -13,6 +14,7 @@ from octavo.engine.errors import EngineDead, GenerationFailed
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
+from octavo.sched import QueueFull
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -49,12 +51,10 @@ class LLM:
             )
             for prompt, tokens, p in zip(texts, used, each, strict=True)
         ]
-        by_id = {
-            self.engine.add_request(tokens, p): number
-            for number, (tokens, p) in enumerate(zip(ids, each, strict=True))
-        }
+        by_id: dict[int, int] = {}
+        pending = deque(enumerate(zip(ids, each, strict=True)))
         try:
-            errors = self._run(by_id, outputs, use_tqdm)
+            errors = self._run(pending, by_id, outputs, use_tqdm)
         finally:
             for request_id in by_id:
                 self.engine.abort(request_id)
@@ -104,14 +104,34 @@ class LLM:
                 raise type(error)(f"prompt {number}: {error}", param=error.param) from None
         return used
 
+    def _add(
+        self, pending: deque[tuple[int, tuple[list[int], SamplingParams]]], by_id: dict[int, int]
+    ) -> None:
+        """Queue what is pending, as much as max_queue allows now."""
+        while pending:
+            number, (tokens, params) = pending[0]
+            try:
+                by_id[self.engine.add_request(tokens, params, interactive=False)] = number
+            except QueueFull:
+                if not self.engine.has_work:
+                    raise
+                return
+            pending.popleft()
+
     def _run(
-        self, by_id: dict[int, int], outputs: list[RequestOutput], use_tqdm: bool
+        self,
+        pending: deque[tuple[int, tuple[list[int], SamplingParams]]],
+        by_id: dict[int, int],
+        outputs: list[RequestOutput],
+        use_tqdm: bool,
     ) -> dict[int, Exception]:
-        """Step until every request of `by_id` has ended; fills `outputs`, returns errors by number."""
+        """Queue what is pending and step until all has ended; fills `by_id` (request ids to numbers) and
+        `outputs`, returns errors by number."""
         errors: dict[int, Exception] = {}
-        left = len(by_id)
+        left = len(pending)
         with tqdm(total=left, desc="generating", unit="prompt", disable=not use_tqdm) as bar:
             while left:
+                self._add(pending, by_id)
                 if not self.engine.has_work:
                     raise EngineDead(f"{left} requests have not ended, but the engine has nothing to do")
                 for delta in self.engine.step():

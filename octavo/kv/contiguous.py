@@ -25,7 +25,7 @@ from it. So a sequence alone, with nothing due, can always grow to what can_ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -63,6 +63,11 @@ class ContiguousPool:
     """
 
     prefix_caching = False
+    gives_back_tail = False
+    """Whether truncate() makes room for others."""
+
+    host_room = 0
+    """Blocks that suspend() could move to host memory."""
 
     def __init__(
         self,
@@ -109,6 +114,10 @@ class ContiguousPool:
         """Whether an admitted sequence may ever need more blocks than its first reserve() took."""
         return self.policy == "pow2"
 
+    def gain(self, seqs: Sequence[ContiguousSequence]) -> int:
+        """Blocks that closing these sequences would free, wherever they lie. O(sequences)."""
+        return sum(seq._region.count for seq in seqs if seq._region is not None)
+
     @property
     def tables(self) -> npt.NDArray[np.int32]:
         """Every block table, one row each, padded with -1. The array moves when it grows."""
@@ -136,11 +145,17 @@ class ContiguousPool:
         return Hit(0, 0)
 
     def open(
-        self, tokens: Tokens, scope: Scope = DEFAULT_SCOPE, final_len: int | None = None
+        self,
+        tokens: Tokens,
+        scope: Scope = DEFAULT_SCOPE,
+        final_len: int | None = None,
+        *,
+        priority: int = 0,
     ) -> ContiguousSequence:
         """Start a sequence; its region is taken by the first reserve(). O(tokens).
 
-        final_len: for "oracle", the token slots that it will have filled in the end. Raises
+        final_len: for "oracle", the token slots that it will have filled in the end. priority is that of
+        cached blocks, of which there are none. Raises
         InvalidArgument for ids that are not int32, and where the oracle was told nothing.
         """
         token_bytes(tokens)

@@ -92,6 +92,24 @@ class ContiguousSequence:
         self._settle(pool._move(old, start, want, self.committed))
         return Granted(grown)
 
+    @property
+    def on_device(self) -> bool:
+        """Always: there are no other tiers."""
+        return True
+
+    @property
+    def num_parked(self) -> int:
+        """None: there are no other tiers."""
+        return 0
+
+    def need(self, n: int) -> int:
+        """Blocks by which reserve(n) would make the region longer, wherever they lie. O(1)."""
+        self._check_open()
+        if self.length + n <= self.capacity:
+            return 0
+        want = self._pool._region_blocks(self.length + n, self._final_len)
+        return want - (self._region.count if self._region else 0)
+
     def extend(self, n: int) -> npt.NDArray[np.int64]:
         """Slots `[n]` for the next `n` tokens, consecutive. O(n). Raises NotReserved past `capacity`."""
         self._check_open()

@@ -8,7 +8,10 @@ what is to be carried out.
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +55,12 @@ class Pool:
     thread-safe.
     """
 
+    gives_back_tail = True
+    """Whether truncate() makes room for others."""
+
+    grows = True
+    """Whether an admitted sequence may ever need more blocks than its first reserve() took."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -92,6 +101,22 @@ class Pool:
     def available(self) -> int:
         """Device blocks that reserve() could take now: free + cached. O(1)."""
         return self._blocks.available
+
+    @property
+    def host_room(self) -> int:
+        """Host slots that suspend() could take now: free + cached. O(1)."""
+        return self._blocks.room(Tier.HOST)
+
+    def gain(self, seqs: Seq[Sequence]) -> int:
+        """Device blocks that would become available if these sequences left the device together.
+
+        Blocks that others hold, too, do not count, nor do those that a copy still waits for. O(blocks).
+        """
+        refs, tables = self._blocks.refs, self._tables
+        rows = [tables[seq.row, seq._forgotten : seq._num_blocks].tolist() for seq in seqs]
+        rows.append([seq._spare for seq in seqs if seq._spare >= 0])
+        held = Counter(chain.from_iterable(rows))
+        return sum(refs[block] == count for block, count in held.items())
 
     @property
     def tables(self) -> npt.NDArray[np.int32]:

@@ -89,6 +89,11 @@ class Sequence:
         """Whether all of it is in the table; if not, reserve() or resume() brings it back."""
         return not self._parked
 
+    @property
+    def num_parked(self) -> int:
+        """Its blocks that lie in lower tiers."""
+        return len(self._parked)
+
     def reserve(self, n: int) -> Granted | NoRoom:
         """Make sure that the next `n` tokens have slots, and a spare block if the first must copy.
 
@@ -109,6 +114,14 @@ class Sequence:
         """
         self._check_open()
         return max(0, reserve.need(self, n).short)
+
+    def need(self, n: int) -> int:
+        """Of the pool's available blocks, those that reserve(n) would take. Pure. O(parked blocks).
+
+        Raises as reserve() does.
+        """
+        self._check_open()
+        return reserve.need(self, n).short + self._pool.available
 
     def extend(self, n: int) -> npt.NDArray[np.int64]:
         """Slots `[n]` for the next `n` tokens: block * block_size + offset, in order.

@@ -1,82 +1,58 @@
 """Who runs next, and with how many tokens, when memory is short.
 
-    submit -> waiting (oldest first) --admit--> running (oldest first) --finish--> gone
-                    ^                              |
-                    +--------- preempt ------------+   blocks given back; KV stays findable in the tree
+    submit -> waiting --admit--> running --finish--> gone         waiting: queue.py
+                 ^                  |                             admit: admission.py
+                 +---- preempt -----+                             preempt: preemption.py, reclaim.py
 
-Each step: every running branch computes its next token (or prompt chunk) as far as the token budget
-goes, decodes before chunks so that a long prompt does not stall running streams. Memory goes to the
-oldest: when a branch finds no room, the youngest running one is preempted, until it fits or is itself
-the youngest, and then it waits a step. Only after a step without preemption are waiting branches
-admitted, oldest first, each with room for all its known tokens and a watermark to spare, so that an
-admitted prompt never stalls half-way.
+Each step: every running branch computes its next token; then prompts get chunks of what the token budget
+and the gap bound leave (chunks.py); then waiting branches are admitted, in the order of the policy, each
+with room for all its known tokens and with an outlook on room to the end. Memory goes to the first in
+rank: when a branch finds no room, one that ranks behind it is stopped, until it fits or is itself the last
+in rank, and then it waits a step.
 
-So the oldest branch can always finish alone: submit() refused what an empty pool cannot hold, and
-nothing older can take its room.
+So the first in rank can always finish alone: submit() refused what an empty pool cannot hold, nobody ranks
+before it, and who cannot be stopped any more has all the memory that it will ever need.
+
+Nothing here reads a clock or draws a number. Steps are counted; times and costs are what the caller says.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import insort
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
-from octavo.kv import NoRoom, Pool, Sequence
+from octavo.kv import NoRoom, Sequence
+from octavo.sched.admission import Admitter
+from octavo.sched.chunks import MIN_CHUNK, Draft
 from octavo.sched.config import SchedulerConfig
-from octavo.sched.errors import NeverFits
+from octavo.sched.costs import Costs
+from octavo.sched.errors import NeverFits, QueueFull
+from octavo.sched.lengths import Lengths
 from octavo.sched.plan import Plan, PlanEntry
-from octavo.sched.request import Branch, Request, State
-
-
-def _age(branch: Branch) -> tuple[int, int]:
-    return branch.age
-
-
-def _width(branch: Branch) -> int:
-    """Branches that this one stands for: all n of its request until they are forked."""
-    return branch.request.n if branch.request.unforked else 1
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    budget: int
-    chosen: dict[Branch, int] = field(default_factory=dict)
-    preempted: list[Branch] = field(default_factory=list)
-    stuck: list[Branch] = field(default_factory=list)
-
-    def choose(self, branch: Branch, count: int) -> None:
-        self.chosen[branch] = count
-        self.budget -= count
-
-    def drop(self, branch: Branch) -> None:
-        self.budget += self.chosen.pop(branch, 0)
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counts since the start. computed includes recomputed; both in tokens."""
-
-    admitted: int = 0
-    preemptions: int = 0
-    computed: int = 0
-    recomputed: int = 0
-    peak_running: int = 0
-    peak_held_blocks: int = 0
+from octavo.sched.queue import SAMPLED_WEIGHT, Queue
+from octavo.sched.reclaim import Reclaimer, widths
+from octavo.sched.request import AnyPool, Branch, Request, State
+from octavo.sched.stats import SchedulerStats
 
 
 class Scheduler:
-    """Continuous batching over a Pool, first come first served. Decides; never touches a tensor."""
+    """Continuous batching over a pool. Decides; never touches a tensor.
 
-    def __init__(self, pool: Pool, config: SchedulerConfig) -> None:
+    `costs` is for the caller to replace as it measures; `running` and `waiting` are for it to read.
+    """
+
+    def __init__(self, pool: AnyPool, config: SchedulerConfig, lengths: Lengths | None = None) -> None:
+        """lengths: what is known of output lengths from before."""
         self.pool = pool
         self.config = config
-        self.waiting: list[Branch] = []  # oldest first
-        self.running: list[Branch] = []  # oldest first
+        self.costs = Costs()
         self.stats = SchedulerStats()
+        self.waiting = Queue(config)
+        self._memory = Reclaimer(pool, config, self.waiting, self.stats)
+        self.running = self._memory.running
+        self._lengths = lengths if lengths is not None else Lengths()
+        self._admitter = Admitter(pool, config, self.waiting, self._memory, self._lengths, self.stats)
         self._arrivals = 0
+        self._step = 0
 
     @property
     def has_work(self) -> bool:
@@ -85,48 +61,53 @@ class Scheduler:
 
     def check_fits(self, num_prompt: int, max_tokens: int, n: int = 1) -> None:
         """Raise NeverFits if such a request could not run even alone in an empty pool."""
-        config, total = self.config, num_prompt + max_tokens
-        if total > config.max_model_len:
-            raise NeverFits(
-                f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} make {total}, but the context "
-                f"holds {config.max_model_len}: shorten the prompt, lower max_tokens or raise max_model_len",
-                param="max_tokens" if num_prompt < config.max_model_len else "prompt",
-            )
-        fit = self.pool.can_ever_fit(max(num_prompt, total - 1))  # the last sampled token needs no slot
-        if not fit:
-            raise NeverFits(
-                f"{num_prompt} prompt tokens and {max_tokens} to sample need {fit.need} blocks of "
-                f"{self.pool.block_size}, but the pool has {fit.have}: lower max_tokens or raise kv_memory",
-                param="max_tokens",
-            )
-        if n > config.max_running:
-            raise NeverFits(
-                f"n = {n} sequences, but at most {config.max_running} run at once: "
-                "lower n or raise max_num_seqs and max_batched_tokens",
-                param="n",
+        refusal = self._misfit(num_prompt, max_tokens, n)
+        if refusal is not None:
+            self.stats.refused["never_fits"] += 1
+            raise refusal
+
+    def check_queue(self, n: int = 1) -> None:
+        """Raise QueueFull if `n` branches more may not be here now. O(branches)."""
+        if self.config.max_queue is None:
+            return
+        limit = self.config.max_running + self.config.max_queue
+        here = widths([*self.running, *self.waiting])
+        if here + n > limit:
+            self.stats.refused["queue_full"] += 1
+            raise QueueFull(
+                f"{here} sequences run or wait and the request asks for {n} more, but {limit} may: "
+                "try again later, or raise max_queue",
+                self._admitter.retry_after(here + n - limit),
             )
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises NeverFits, with need, have and option, for what can never run."""
+    def submit(self, request: Request, now: float = 0.0) -> None:
+        """Queue a request. Raises NeverFits, with need, have and option, for what can never run, and
+        QueueFull where too many wait."""
         self.check_fits(len(request.prompt), request.max_tokens, request.n)
+        self.check_queue(request.n)
         request.arrival = self._arrivals
+        request.arrived_at, request.submitted_at = self._step, now
         self._arrivals += 1
         first = Branch(request, 0, list(request.prompt))
         request.branches.append(first)
         request.made = 1
-        self.waiting.append(first)
+        self.waiting.push(first)
 
-    def plan(self) -> Plan:
+    def plan(self, now: float = 0.0) -> Plan:
         """Decide the next step and take its slots. Entries are empty only when nothing can run."""
-        draft = _Draft(self.config.max_batched_tokens)
-        self._plan_running(draft)
-        if not draft.preempted:
-            self._admit(draft)
-        if self.waiting and not self.running:  # an empty pool cannot hold what submit() let through
-            self._give_up(next(branch for branch in self.waiting if not branch.idle), draft)
+        self._step += 1
+        draft = Draft(self.config.max_batched_tokens, self.costs)
+        self._plan_decodes(draft)
+        first = self._plan_chunks(draft)
+        self._admitter.admit(draft, self._step, now)
+        if first is not None and (more := draft.chunk(first)):
+            draft.choose(first, more)  # what the others left
+        if not draft.chosen and self.has_work:
+            self._unblock(draft, now)
         entries = tuple(self._entry(branch, count) for branch, count in draft.chosen.items())
-        self.stats.peak_running = max(self.stats.peak_running, len(self.running))
-        self.stats.peak_held_blocks = max(self.stats.peak_held_blocks, self.pool.stats().held)
+        stats = self.stats
+        stats.peak_running = max(stats.peak_running, len(self.running))
+        stats.peak_held_blocks = max(stats.peak_held_blocks, self.pool.stats().held)
         return Plan(entries, self.pool.drain(), tuple(draft.preempted), tuple(draft.stuck))
 
     def complete(self, plan: Plan, sampled: Seq[Seq[int]]) -> list[Branch]:
@@ -139,37 +120,37 @@ class Scheduler:
         grown: list[Branch] = []
         for entry, tokens in zip(plan.entries, sampled, strict=True):
             branch = entry.branch
-            assert branch.kv is not None
-            self.stats.computed += len(entry.tokens)
+            self._commit(entry, len(tokens))
+            branch.idle = branch.request.beams and entry.num_samples > 0
             if entry.num_draft:
-                branch.kv.commit(entry.tokens[: len(tokens)])
-                branch.kv.truncate(branch.kv.committed)
                 branch.tokens += tokens
                 grown.append(branch)
-                continue
-            # More than one token are those that open() was given, so their number is enough.
-            branch.kv.commit(len(entry.tokens) if len(entry.tokens) > 1 else entry.tokens)
-            branch.request.scored = max(branch.request.scored, entry.start + len(entry.tokens))
-            branch.idle = branch.request.beams and entry.num_samples > 0
-            if tokens:
+            elif tokens:
                 grown += [branch, *(self.fork(branch) for _ in tokens[1:])]
                 for grower, token in zip(grown[-len(tokens) :], tokens, strict=True):
                     grower.tokens.append(token)
+            self.waiting.charge(branch.request, SAMPLED_WEIGHT * len(tokens))
         return grown
 
     def fork(self, branch: Branch) -> Branch:
         """Another branch of the same request, with the same tokens so far; KV is shared, none is computed.
 
-        Where the branch's KV is not on the device, the other one waits and finds what is left of it."""
+        Where the branch's KV is not on the device, or no region is free for a contiguous copy, the other
+        one waits and finds what is left of it."""
         request = branch.request
-        child = Branch(request, request.made, list(branch.tokens))
+        child = Branch(request, request.made, list(branch.tokens), opened=branch.opened)
+        child.computed = branch.computed
         request.made += 1
         request.branches.append(child)
-        if branch.kv is not None and branch.kv.on_device:
-            child.kv, child.state = branch.kv.fork(), State.RUNNING
-            insort(self.running, child, key=_age)
-        else:
-            insort(self.waiting, child, key=_age)
+        if branch.state is State.RUNNING:
+            assert branch.kv is not None
+            kv = branch.kv.fork()
+            if kv.committed == branch.kv.committed:
+                child.kv = kv
+                self._memory.start(child)
+                return child
+            kv.close()
+        self.waiting.push(child)
         return child
 
     def resume(self, branch: Branch, token: int) -> None:
@@ -178,34 +159,33 @@ class Scheduler:
         branch.idle = False
 
     def drop(self, branch: Branch) -> None:
-        """A beam that lost: as finish(), and the request forgets it."""
-        self.finish(branch)
+        """A beam that lost: its blocks go back, and the request forgets it."""
+        self._end(branch)
         branch.request.branches.remove(branch)
 
     def finish(self, branch: Branch) -> None:
-        """A branch is done, or given up: its blocks go back; what it computed stays findable."""
-        if branch.state is State.RUNNING:
-            self.running.remove(branch)
-        elif branch.state is State.WAITING:
-            self.waiting.remove(branch)
-        branch.state = State.FINISHED
-        if branch.kv is not None:
-            branch.kv.close()
-            branch.kv = None
+        """A branch is done: its blocks go back; what it computed stays findable."""
+        self._lengths.observe(branch.num_output, ended=branch.tokens_left > 0)
+        self._end(branch)
 
     def abort(self, request: Request) -> None:
         """Give up every branch of a request, wherever it is. Not between plan() and complete()."""
         for branch in request.branches:
             if branch.state is not State.FINISHED:
-                self.finish(branch)
+                self._lengths.observe(branch.num_output, ended=False)
+                self._end(branch)
 
     def retract(self, plan: Plan, lost: Seq[Sequence]) -> Plan:
         """The KV of some sequences turned out to be gone before the plan ran: their branches wait and
         compute it again; returns the plan without them."""
-        for branch in [branch for branch in self.running if branch.kv in lost]:
-            self._preempt(branch)
-        kept = tuple(entry for entry in plan.entries if entry.branch.kv is not None)
+        for branch in [b for b in (*self.running, *self.waiting) if b.kv is not None and b.kv in lost]:
+            self._memory.lose(branch)
+        kept = tuple(entry for entry in plan.entries if entry.branch.state is State.RUNNING)
         return plan._replace(entries=kept)
+
+    def preempt(self, branch: Branch) -> None:
+        """Make a running branch give all its blocks back and wait. Not between plan() and complete()."""
+        self._memory.stop(branch, "recompute")
 
     def fail(self, plan: Plan) -> list[Request]:
         """The plan's forward pass raised: give up the requests in it, nothing of it published."""
@@ -214,108 +194,80 @@ class Scheduler:
             self.abort(request)
         return requests
 
-    # -- planning ------------------------------------------------------------------------------
+    # -- running branches ----------------------------------------------------------------------
 
-    def _plan_running(self, draft: _Draft) -> None:
-        """Every running branch's next tokens, decodes first, as far as budget and memory go."""
-        decodes = [branch for branch in self.running if branch.remaining == 1]
-        chunks = [branch for branch in self.running if branch.remaining > 1]
-        for branch in decodes + chunks:
-            if branch.state is not State.RUNNING or draft.budget == 0:
-                continue
-            count = min(branch.remaining, draft.budget)
-            if self._make_room(branch, count, draft):
-                draft.choose(branch, count)
-            elif len(self.running) == 1:
-                self._give_up(branch, draft)
+    def _plan_decodes(self, draft: Draft) -> None:
+        """The next token of every branch that decodes, as far as memory goes."""
+        ranked = sorted(self.running, key=lambda b: self.waiting.rank(b, self._step))
+        decodes = [branch for branch in ranked if branch.remaining == 1]
+        for branch in decodes:
+            if branch.state is State.RUNNING and self._memory.make_room(branch, 1, draft, self._step):
+                draft.choose(branch, 1)
         for branch in decodes:
             if branch in draft.chosen:
-                self._add_draft(branch, draft)
+                self._add_guesses(branch, draft)
+        if any(branch.request.interactive for branch in draft.chosen):
+            draft.limit(len(draft.chosen), self.config.max_gap)
 
-    def _add_draft(self, branch: Branch, draft: _Draft) -> None:
+    def _add_guesses(self, branch: Branch, draft: Draft) -> None:
         """Let a decode check its guesses too, as far as budget and free memory go: nobody pays for them."""
         assert branch.kv is not None
         count = min(len(branch.draft), draft.budget)
         if count and not isinstance(branch.kv.reserve(1 + count), NoRoom):
-            draft.drop(branch)
-            draft.choose(branch, 1 + count)
+            draft.choose(branch, count)
 
-    def _make_room(self, branch: Branch, count: int, draft: _Draft) -> bool:
-        """Reserve `count` tokens, preempting younger branches one by one; False if that is not enough."""
-        assert branch.kv is not None
-        while isinstance(branch.kv.reserve(count), NoRoom):
-            youngest = self._victim(branch)
-            if youngest is branch:
-                return False
-            draft.drop(youngest)
-            self._preempt(youngest)
-            draft.preempted.append(youngest)
-        return True
+    def _plan_chunks(self, draft: Draft) -> Branch | None:
+        """A chunk for every prompt being computed, as far as the room goes. Returns the first in rank."""
+        ranked = sorted(
+            (b for b in self.running if b.remaining > 1), key=lambda b: self.waiting.rank(b, self._step)
+        )
+        for branch in [*ranked[:1], *sorted(ranked[1:], key=lambda b: b.remaining)]:
+            first = branch is ranked[0]
+            shared = first and (len(ranked) > 1 or bool(self.waiting))
+            count = draft.chunk(branch, 0.5 if shared else 1.0)
+            if first:
+                count = max(count, min(MIN_CHUNK, branch.remaining, draft.budget))
+            if (
+                count
+                and branch.state is State.RUNNING
+                and self._memory.make_room(branch, count, draft, self._step)
+            ):
+                draft.choose(branch, count)
+        return ranked[0] if ranked and ranked[0] in draft.chosen else None
 
-    def _victim(self, branch: Branch) -> Branch:
-        """The youngest running branch; before it, idle ones, which lose nothing but what may be cached."""
-        idle = (other for other in reversed(self.running) if other.idle and other is not branch)
-        return next(idle, self.running[-1])
+    # -- when nothing can run ------------------------------------------------------------------
 
-    def _give_up(self, branch: Branch, draft: _Draft) -> None:
-        """End a branch that finds no room though nothing else runs, rather than retry for ever."""
-        self.finish(branch)
-        draft.stuck.append(branch)
+    def _unblock(self, draft: Draft, now: float) -> None:
+        """Nothing can run: others give way to the first in rank, one by one, beginning with idle beams and
+        the last in rank; it is given up if all that is not enough."""
+        everybody = [b for b in (*self.running, *self.waiting) if not b.idle or b.state is State.RUNNING]
+        order = {branch: self.waiting.rank(branch, self._step) for branch in everybody}
+        first = min((branch for branch in everybody if not branch.idle), key=order.__getitem__)
+        others = sorted(everybody, key=lambda b: (b.idle, order[b]))
+        while not self._start_first(first, draft, now):
+            other = others.pop() if others else None
+            if other is None:
+                self.stats.gave_up += 1
+                self._end(first)
+                draft.stuck.append(first)
+                return
+            if other is first:
+                continue
+            if other.state is State.RUNNING:
+                self._memory.stop(other, "recompute", draft)
+            elif other.kv is not None and other.kv.on_device:
+                self._memory.release(other)
 
-    def _preempt(self, branch: Branch) -> None:
-        """Take a running branch's blocks; it waits, in the order of age, and recomputes what is lost."""
-        assert branch.kv is not None
-        branch.num_lost = branch.kv.committed
-        branch.num_preemptions += 1
-        self.stats.preemptions += 1
-        branch.kv.close()
-        branch.kv = None
-        branch.state = State.WAITING
-        self.running.remove(branch)
-        insort(self.waiting, branch, key=_age)
+    def _start_first(self, first: Branch, draft: Draft, now: float) -> bool:
+        """Give the first in rank its tokens, if there is room for them."""
+        if first.state is State.RUNNING:
+            count = min(first.remaining, draft.budget)
+            if self._memory.make_room(first, count, draft, self._step):
+                draft.choose(first, count)
+            return first in draft.chosen
+        return self._admitter.start_alone(first, draft, self._step, now)
 
-    def _admit(self, draft: _Draft) -> None:
-        """Start waiting branches, oldest first, until one does not fit. Idle ones need not run; where they
-        are all that is in the way, they give way."""
-        for branch in [branch for branch in self.waiting if not branch.idle]:
-            while draft.budget == 0 or not self._has_place(branch) or not self._start(branch):
-                idle = [other for other in self.running if other.idle]
-                if draft.chosen or not idle:
-                    return
-                self._preempt(idle[-1])
-                draft.preempted.append(idle[-1])
-            draft.choose(branch, min(branch.remaining, draft.budget))
-
-    def _has_place(self, branch: Branch) -> bool:
-        """Whether one more, with all the branches it stands for, may run."""
-        return sum(_width(other) for other in [*self.running, branch]) <= self.config.max_running
-
-    def _start(self, branch: Branch) -> bool:
-        """Open and reserve all that is known of a waiting branch, if growth room is left for the others."""
-        pool = self.pool
-        kv, request = pool.open(branch.tokens, branch.request.scope), branch.request
-        if request.score_prompt and request.scored < min(kv.length, len(request.prompt)):
-            kv.truncate(request.scored)
-        spare = 0
-        if self.running:
-            # Every running branch may want a block more before the next chance to decide otherwise.
-            spare = math.ceil(self.config.watermark * pool.num_blocks) + len(self.running)
-        need = pool.blocks_for(len(branch.tokens)) - len(kv.table) + (kv.length % pool.block_size > 0)
-        if (spare and need + spare > pool.available) or isinstance(
-            kv.reserve(len(branch.tokens) - kv.length), NoRoom
-        ):
-            kv.close()
-            return False
-        branch.kv = kv
-        branch.state = State.RUNNING
-        self.waiting.remove(branch)
-        insort(self.running, branch, key=_age)
-        if branch.request.num_cached is None:
-            branch.request.num_cached = kv.num_cached
-        self.stats.recomputed += max(0, branch.num_lost - kv.num_cached)
-        branch.num_lost = 0
-        self.stats.admitted += 1
-        return True
+    # -- the rest ------------------------------------------------------------------------------
 
     def _entry(self, branch: Branch, count: int) -> PlanEntry:
         assert branch.kv is not None
@@ -326,5 +278,54 @@ class Scheduler:
         tokens = branch.tokens[start : start + count] + branch.draft[:guesses]
         samples = 0
         if start + count >= known:
-            samples = 1 if branch.request.beams else _width(branch)
+            samples = 1 if branch.request.beams else branch.width
         return PlanEntry(branch, start, tokens, slots, samples, guesses)
+
+    def _commit(self, entry: PlanEntry, accepted: int) -> None:
+        """What an entry computed has been written. accepted: with guesses, tokens that turned out right."""
+        branch, stats = entry.branch, self.stats
+        kv, count = branch.kv, len(entry.tokens)
+        assert kv is not None
+        stats.computed += count
+        stats.recomputed += max(0, min(entry.start + count, branch.computed) - entry.start)
+        if entry.num_draft:
+            kv.commit(entry.tokens[:accepted])
+            kv.truncate(kv.committed)
+        else:
+            # Those that open() was given need not be read again: their number is enough.
+            kv.commit(count if entry.start + count <= branch.opened else entry.tokens)
+        branch.computed = max(branch.computed, kv.committed)
+        branch.request.scored = max(branch.request.scored, kv.committed)
+
+    def _end(self, branch: Branch) -> None:
+        if branch.state is State.RUNNING:
+            self.running.remove(branch)
+            self._memory.short = False
+        elif branch.state is State.WAITING:
+            self.waiting.remove(branch)
+        branch.state = State.FINISHED
+        self.stats.finished += 1
+        self._memory.release(branch)
+
+    def _misfit(self, num_prompt: int, max_tokens: int, n: int) -> NeverFits | None:
+        config, total = self.config, num_prompt + max_tokens
+        if total > config.max_model_len:
+            return NeverFits(
+                f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} make {total}, but the context "
+                f"holds {config.max_model_len}: shorten the prompt, lower max_tokens or raise max_model_len",
+                param="max_tokens" if num_prompt < config.max_model_len else "prompt",
+            )
+        fit = self.pool.can_ever_fit(max(num_prompt, total - 1))  # the last sampled token needs no slot
+        if not fit:
+            return NeverFits(
+                f"{num_prompt} prompt tokens and {max_tokens} to sample need {fit.need} blocks of "
+                f"{self.pool.block_size}, but the pool has {fit.have}: lower max_tokens or raise kv_memory",
+                param="max_tokens",
+            )
+        if n > config.max_running:
+            return NeverFits(
+                f"n = {n} sequences, but at most {config.max_running} run at once: "
+                "lower n or raise max_num_seqs and max_batched_tokens",
+                param="n",
+            )
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,12 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from octavo import sched
 from octavo.engine.errors import EngineDead
 from octavo.errors import InvalidRequest, OctavoError
 
 logger = logging.getLogger("octavo.server")
 
 MAX_MESSAGE_CHARS = 4000
+MAX_RETRY_SECONDS = 600
 CLIENT_LEFT = 499
 """nginx's status for a client that left before the answer; nobody receives it."""
 
@@ -124,6 +127,8 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
         return 400, error_body(str(error), "invalid_request_error", error.param)
     if isinstance(error, EngineDead):
         return EngineUnavailable.status, error_body(str(error), "server_error", code=EngineUnavailable.code)
+    if isinstance(error, sched.QueueFull):
+        return QueueFull.status, error_body(str(error), QueueFull.type, code=QueueFull.code)
     if isinstance(error, OctavoError):
         logger.error("a request failed: %s", error, exc_info=error)
         return 500, error_body(str(error), "server_error")
@@ -156,6 +161,9 @@ def answer_for(error: Exception) -> Response:
     """The HTTP answer for any error."""
     status, body = describe(error)
     headers = getattr(error, "headers", None)
+    if isinstance(error, sched.QueueFull):
+        seconds = min(max(1, math.ceil(error.retry_after or 1)), MAX_RETRY_SECONDS)
+        headers = {"Retry-After": str(seconds)}
     return JsonResponse(body, status_code=status, headers=headers)
 
 

@@ -14,6 +14,7 @@ from octavo.attention import AttentionBackend
 from octavo.engine import Engine, EngineConfig, RequestOutput
 from octavo.engine.llm import LLM
 from octavo.models import LoadedModel
+from octavo.sched.lengths import Lengths
 from tests.models.helpers import save, tiny_model
 
 TEMPLATE = (
@@ -89,6 +90,20 @@ def llm_on(model: LoadedModel, backend: AttentionBackend | None = None, **option
         options.setdefault("num_blocks", -(-2000 // options.get("block_size", 16)))
     llm = LLM.__new__(LLM)
     llm.engine = Engine(model, EngineConfig(checked=True, **options), backend)
+    return llm
+
+
+class Hopeful(Lengths):
+    """Expects every branch to end at once."""
+
+    def left(self, done: int, limit: int) -> int:
+        return 1
+
+
+def over_admit(llm: Any) -> Any:
+    """Make the scheduler of an LLM or EngineThread admit more than the pool can hold to the end, so that
+    preemptions follow."""
+    llm.engine.scheduler._admitter._lengths = Hopeful()
     return llm
 
 

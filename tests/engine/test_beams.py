@@ -17,7 +17,7 @@ from octavo.engine.llm import LLM
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
 from octavo.sched import NeverFits
-from tests.engine.helpers import idle, llm_on
+from tests.engine.helpers import idle, llm_on, over_admit
 
 Tiny = tuple[LoadedModel, Any]
 PROMPTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "prompts" / "mt_bench" / "question.jsonl"
@@ -123,6 +123,7 @@ def test_pools_too_small_for_all_beams(tiny: Tiny, caching: bool, spare: int) ->
         tiny[0], block_size=4, num_blocks=-(-(longest + 16) // 4) + spare, prefix_caching=caching,
         max_batched_tokens=16,
     )  # fmt: skip
+    over_admit(llm)
     outputs = llm.generate(prompts, beam_params(4, 16, ignore_eos=True), use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert_same(output, reference(tiny[1], prompt, [], num_beams=4, max_new_tokens=16))
@@ -141,7 +142,7 @@ def test_two_searches_and_samples_share_few_places(tiny: Tiny) -> None:
         deltas = step()
         for branch in list(scheduler.running):
             if rng.random() < 0.4:
-                scheduler._preempt(branch)
+                scheduler.preempt(branch)
         llm.engine.pool.check()
         return deltas
 
@@ -229,7 +230,7 @@ def test_default_model_equals_transformers(smollm2: LoadedModel, smollm2_referen
     prompts = smollm2_prompts(roomy, 20)
     params = beam_params(width, 24)
     ends = sorted(smollm2.eos_token_ids)
-    tight = llm_on(smollm2, block_size=16, num_blocks=24)
+    tight = over_admit(llm_on(smollm2, block_size=16, num_blocks=24))
     first = roomy.generate(prompts, params, use_tqdm=False)
     second = tight.generate(prompts, params, use_tqdm=False)
     for prompt, a, b in zip(prompts, first, second, strict=True):

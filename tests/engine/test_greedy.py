@@ -16,7 +16,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.attention import make_backend
 from octavo.models import LoadedModel, load_model
-from tests.engine.helpers import Reference, greedy, idle, llm_on, ties, tiny_checkpoint
+from tests.engine.helpers import Reference, greedy, idle, llm_on, over_admit, ties, tiny_checkpoint
 
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260K-hf"
 LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 63, 64, 65, 100, 128, 150, 200, 255, 300, 450, 600)
@@ -70,6 +70,7 @@ def test_tiny_model_under_preemption(
     llm = llm_on(
         tiny[0], block_size=block_size, num_blocks=blocks, prefix_caching=caching, max_batched_tokens=64
     )
+    over_admit(llm)
     assert ties(llm.generate(prompts, params(24), use_tqdm=False), references) <= 1
     assert llm.engine.scheduler.stats.preemptions > 0
     idle(llm)
@@ -88,7 +89,7 @@ def test_preemption_at_every_step_changes_nothing(tiny: tuple[LoadedModel, Any],
         deltas = original()
         if steps % 3 == 0:
             for branch in list(scheduler.running):
-                scheduler._preempt(branch)
+                scheduler.preempt(branch)
         llm.engine.pool.check()
         return deltas
 
@@ -137,7 +138,7 @@ def test_default_model_in_two_settings(smollm2: LoadedModel, smollm2_reference: 
     """smollm2, eight prompts at once: small chunks over odd blocks with preemptions, and the default."""
     prompts = make_prompts(smollm2.config.vocab_size, (1, 5, 16, 17, 33, 64, 90, 150))
     references = [greedy(smollm2_reference, prompt, 24) for prompt in prompts]
-    small = llm_on(smollm2, block_size=7, num_blocks=25, max_batched_tokens=32)
+    small = over_admit(llm_on(smollm2, block_size=7, num_blocks=25, max_batched_tokens=32))
     assert ties(small.generate(prompts, params(24), use_tqdm=False), references) <= 1
     assert small.engine.scheduler.stats.preemptions > 0
     idle(small)
@@ -164,7 +165,7 @@ def test_default_model_in_every_setting(smollm2: LoadedModel, smollm2_reference:
             for prompt, reference in zip(prompts, short, strict=True)
         )
         idle(llm)
-        tight = llm_on(smollm2, num_blocks=-(-768 // block_size), **options)
+        tight = over_admit(llm_on(smollm2, num_blocks=-(-768 // block_size), **options))
         squeezed = ties(tight.generate(prompts, params(160), use_tqdm=False), long)
         preemptions = tight.engine.scheduler.stats.preemptions
         idle(tight)

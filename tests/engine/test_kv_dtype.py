@@ -25,7 +25,7 @@ from octavo.engine.llm import LLM
 from octavo.engine.tiers import StoreMismatch, block_bytes
 from octavo.kv import KV_DTYPES
 from octavo.models import Decoder, LoadedModel, load_model
-from tests.engine.helpers import Reference, idle, llm_on, ties, tiny_checkpoint
+from tests.engine.helpers import Reference, idle, llm_on, over_admit, ties, tiny_checkpoint
 
 Tiny = tuple[LoadedModel, Any]
 BACKENDS = sorted({make_backend(name).name for name in ("auto", "reference")})
@@ -108,7 +108,7 @@ def test_tokens_are_those_of_rounded_keys_and_values(
 ) -> None:
     """Together, again with a warm cache, and through a pool so small that sequences are preempted."""
     for options in ({"block_size": 5}, {"block_size": 4, "num_blocks": 42, "max_batched_tokens": 64}):
-        llm = llm_on(tiny[0], make_backend(name), kv_dtype=dtype, **options)
+        llm = over_admit(llm_on(tiny[0], make_backend(name), kv_dtype=dtype, **options))
         for _ in range(2):
             assert ties(llm.generate(prompts, params(), use_tqdm=False), expected(dtype)) <= 1
         idle(llm)

@@ -90,7 +90,7 @@ def test_preemption_in_the_middle_of_a_prompt_loses_no_position(tiny: Tiny, cach
         steps += 1
         if steps in ((3, 5, 8, 13) if caching else (3,)):
             for branch in list(scheduler.running):
-                scheduler._preempt(branch)
+                scheduler.preempt(branch)
         return deltas
 
     llm.engine.step = preempting  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from octavo.engine.penalties import TokenCounts
 from octavo.engine.sampler import Draw, adjusted, filtered_probabilities
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
-from tests.engine.helpers import idle, llm_on
+from tests.engine.helpers import idle, llm_on, over_admit
 
 VOCAB = 60
 Tiny = tuple[LoadedModel, Any]
@@ -144,7 +144,7 @@ def test_penalties_follow_the_branch_through_forks_and_preemption(tiny: Tiny) ->
     )  # fmt: skip
     roomy = llm_on(tiny[0])
     want = [o.token_ids for o in roomy.generate(prompt, params, use_tqdm=False)[0].outputs]
-    tight = llm_on(tiny[0], block_size=4, num_blocks=24, max_batched_tokens=16)
+    tight = over_admit(llm_on(tiny[0], block_size=4, num_blocks=24, max_batched_tokens=16))
     batch = [prompt, [7] * 30, [9] * 30]
     got = tight.generate(batch, [params, params, params], use_tqdm=False)[0]
     assert tight.engine.scheduler.stats.preemptions > 0

@@ -19,7 +19,7 @@ from octavo.engine import Engine, EngineConfig, EngineThread
 from octavo.models import load_model
 from octavo.server import ServerConfig, create_app
 from octavo.server.keys import ApiKey
-from tests.engine.helpers import tiny_checkpoint
+from tests.engine.helpers import over_admit, tiny_checkpoint
 
 from .conftest import wait_for
 from .sse import events
@@ -90,6 +90,7 @@ def load(client: TestClient) -> list[dict[str, Any]]:
 
 def test_counters_equal_the_usage_of_all_answers(client: TestClient, engine: EngineThread) -> None:
     """Prompt, cached and generated tokens agree to the token, and the load did preempt and copy."""
+    over_admit(engine)
     usages = load(client)
     assert len(usages) == 12
     found = scrape(client)

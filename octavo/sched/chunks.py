@@ -1,0 +1,70 @@
+"""How a step's room for prompts is divided.
+
+    budget       max_batched_tokens        [ decodes | prompt chunks ............. ]
+    spare        cost units, only where somebody reads a stream: what chunks may add to the step
+
+A stream sees the step as the gap between two tokens. A step of decodes alone costs D; chunks may make it
+max_gap x D, less a margin for what the estimate does not know. So a long prompt gets (max_gap - 1) /
+max_gap of the machine and the streams keep the rest, however long the prompt is.
+
+The first prompt in rank gets half of the room, and what the others leave; the others go shortest first, so
+a short prompt behind a long one has its first token long before the long one is done.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from octavo.sched.costs import Costs
+from octavo.sched.request import Branch
+
+MARGIN = 0.75
+"""Of what chunks may add, the part that is planned with."""
+
+MIN_CHUNK = 8
+"""Tokens of the first prompt that are computed however little room there is, so that it ends."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making."""
+
+    budget: int
+    costs: Costs
+    spare: float = math.inf
+    chosen: dict[Branch, int] = field(default_factory=dict)
+    preempted: list[Branch] = field(default_factory=list)
+    stuck: list[Branch] = field(default_factory=list)
+    resumed: bool = False
+
+    def choose(self, branch: Branch, count: int) -> None:
+        """`count` more tokens of `branch` are computed in this step."""
+        assert branch.kv is not None
+        if branch.remaining > 1:
+            self.spare -= self.costs.chunk(count, branch.kv.length + self.chosen.get(branch, 0))
+        self.chosen[branch] = self.chosen.get(branch, 0) + count
+        self.budget -= count
+
+    def drop(self, branch: Branch) -> None:
+        """It is not part of the step after all."""
+        self.budget += self.chosen.pop(branch, 0)
+
+    def limit(self, decodes: int, max_gap: float) -> None:
+        """Somebody reads one of `decodes` streams: bound what chunks add."""
+        self.spare = MARGIN * (max_gap - 1) * self.costs.decode(decodes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another prompt could get a token."""
+        return self.budget > 0 and self.spare > 0
+
+    def chunk(self, branch: Branch, share: float = 1.0) -> int:
+        """Tokens that `branch` could get of `share` of the room that is left."""
+        assert branch.kv is not None
+        chosen = self.chosen.get(branch, 0)
+        wanted = branch.remaining - chosen
+        count = min(wanted, math.ceil(self.budget * share))
+        if math.isfinite(self.spare):
+            count = min(count, self.costs.chunk_within(self.spare * share, branch.kv.length + chosen))
+        return max(0, count)
