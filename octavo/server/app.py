@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from octavo.server import chat, completions, errors, health, metrics, responses, tokenization
+from octavo.server import chat, completions, errors, health, metrics, openapi, responses, tokenization
 from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
@@ -41,7 +41,7 @@ def create_app(engine_thread: EngineThread | None, config: ServerConfig | None =
     app.state.context = context
     app.state.created = int(time.time())
     context.when_attached(lambda thread: setattr(app.state, "metrics", metrics.Metrics(thread.engine)))
-    parts = (health, completions, chat, responses, tokenization, metrics)
+    parts = (health, completions, chat, responses, tokenization, metrics, openapi)
     for routes in (router, *(part.router for part in parts)):
         app.include_router(routes)
     errors.install(app)

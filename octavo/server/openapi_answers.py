@@ -1,0 +1,137 @@
+"""The schemas of answers, as GET /openapi.json describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+ERROR_STATUSES = ("400", "401", "404", "408", "413", "429", "500", "503", "504")
+
+_STRING: Json = {"type": "string"}
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_NULLABLE: Json = {"type": ["string", "null"]}
+
+
+def _object(properties: Json, *, optional: tuple[str, ...] = (), more: bool = False) -> Json:
+    """An object whose properties are all there but the optional ones."""
+    required = [name for name in properties if name not in optional]
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": more,
+    }
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+_USAGE = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+    }
+)
+_END: Json = {
+    "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
+    "stop_reason": {"type": ["string", "integer", "null"]},
+}
+_EXTRAS: Json = {
+    "token_ids": _list(_COUNT),
+    "prompt_token_ids": _list(_COUNT),
+    "prompt_logprobs": _list({"type": ["object", "null"]}),
+}
+_TOOL_CALL = _object(
+    {
+        "id": _STRING,
+        "type": {"const": "function"},
+        "function": _object({"name": _STRING, "arguments": _STRING}),
+    }
+)
+
+
+def _answer(kind: str, choice: Json, **more: Json) -> Json:
+    properties = {
+        "id": _STRING,
+        "object": {"const": kind},
+        "created": _COUNT,
+        "model": _STRING,
+        "choices": _list(choice),
+        "usage": _USAGE,
+        **more,
+    }
+    return _object(properties, optional=tuple(more))
+
+
+_LOGPROBS: Json = {"type": ["object", "null"]}
+_MESSAGE = _object(
+    {
+        "role": {"const": "assistant"},
+        "content": _NULLABLE,
+        "refusal": {"type": "null"},
+        "tool_calls": _list(_TOOL_CALL),
+    },
+    optional=("tool_calls",),
+)
+_MODEL = _object(
+    {
+        "id": _STRING,
+        "object": {"const": "model"},
+        "created": _COUNT,
+        "owned_by": _STRING,
+        "max_model_len": _COUNT,
+    }
+)
+ANSWERS: dict[str, Json] = {
+    "Completion": _answer(
+        "text_completion",
+        _object(
+            {"index": _COUNT, "text": _STRING, "logprobs": _LOGPROBS, **_END, **_EXTRAS},
+            optional=tuple(_EXTRAS),
+        ),
+    ),
+    "ChatCompletion": _answer(
+        "chat.completion",
+        _object(
+            {
+                "index": _COUNT,
+                "message": _MESSAGE,
+                "logprobs": _LOGPROBS,
+                **_END,
+                "token_ids": _EXTRAS["token_ids"],
+            },
+            optional=("token_ids",),
+        ),
+        service_tier={"const": "default"},
+        prompt_token_ids=_EXTRAS["prompt_token_ids"],
+        prompt_logprobs=_EXTRAS["prompt_logprobs"],
+    ),
+    "Response": _object(
+        {
+            "id": _STRING,
+            "object": {"const": "response"},
+            "created_at": _COUNT,
+            "status": {"enum": ["completed", "incomplete"]},
+            "model": _STRING,
+            "output": _list({"type": "object"}),
+            "usage": {"type": "object"},
+        },
+        more=True,
+    ),
+    "Tokens": _object(
+        {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _list(_STRING)},
+        optional=("token_strs",),
+    ),
+    "Text": _object({"prompt": _STRING}),
+    "Model": _MODEL,
+    "Models": _object({"object": {"const": "list"}, "data": _list(_MODEL)}),
+    "Health": _object({"status": {"const": "ok"}}, more=True),
+    "Metrics": _STRING,
+    "Document": {"type": "object"},
+    "Error": _object(
+        {"error": _object({"message": _STRING, "type": _STRING, "param": _NULLABLE, "code": _NULLABLE})}
+    ),
+}
