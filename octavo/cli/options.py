@@ -245,6 +245,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         schedule=args.schedule,
         preemption=args.preemption,
         max_queue=getattr(args, "max_queue", None),
+        tenant_weights=getattr(args, "tenant_weights", None) or None,
     )
 
 

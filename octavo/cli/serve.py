@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         server = HttpServer(app, sock, tls)
         try:
             _start(server, sock)
+            args.tenant_weights = _weights(args, keys)
             with running_engine(args, console, _rows(args, keys)) as thread:
                 app.state.context.attach(thread)
                 text = ready_text(args.host, args.port, bool(keys), tls is not None)
@@ -159,6 +160,19 @@ def _keys(args: argparse.Namespace) -> tuple[ApiKey, ...]:
         raise CommandError(
             f"--api-key (or {KEY_VARIABLE}) must not be empty or have space around it"
         ) from None
+
+
+def _weights(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> dict[str, float]:
+    """Each key's share, for the schedule that knows shares."""
+    if args.schedule == "fair":
+        return {key.name: key.weight for key in keys}
+    for key in keys:
+        if key.weight != 1:
+            raise CommandError(
+                f"key {key.name!r} has weight {key.weight:g}, which only --schedule fair goes by, not "
+                f"{args.schedule}"
+            )
+    return {}
 
 
 def _tls(args: argparse.Namespace) -> Tls | None:

@@ -5,6 +5,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.errors import ConfigError, EngineDead, EngineError, GenerationFailed, StepFailed
 from octavo.engine.llm import LLM
 from octavo.engine.logprobs import TokenLogprob, TokenLogprobs
+from octavo.engine.origin import Origin
 from octavo.engine.outputs import CompletionOutput, RequestDelta, RequestOutput, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.thread import EngineThread
@@ -19,6 +20,7 @@ __all__ = [
     "EngineError",
     "EngineThread",
     "GenerationFailed",
+    "Origin",
     "RequestDelta",
     "RequestOutput",
     "SamplingParams",

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 
 from octavo.engine.engine import Engine
 from octavo.engine.errors import EngineDead
+from octavo.engine.origin import Origin
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
 
 log = logging.getLogger(__name__)
+NOWHERE = Origin()
 
 
 @dataclass(eq=False)
@@ -102,17 +104,16 @@ class EngineThread:
         }
 
     async def stream(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
+        self, prompt_token_ids: list[int], params: SamplingParams, origin: Origin = NOWHERE
     ) -> AsyncGenerator[RequestDelta, None]:
         """Deltas of one request until it is finished. Ending the iteration early aborts the request.
-        salt: cached prompts are shared only among requests of an equal one.
 
         Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the
         engine could not finish it.
         """
         self.engine.resolve(prompt_token_ids, params)
         stream = _Stream(asyncio.get_running_loop())
-        self._call(lambda: self._add(stream, prompt_token_ids, params, salt))
+        self._call(lambda: self._add(stream, prompt_token_ids, params, origin))
         finished = False
         try:
             while not finished:
@@ -138,11 +139,19 @@ class EngineThread:
                 raise EngineDead(str(self._dead)) from self._dead
             self._inbox.put(function)
 
-    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, salt: str | None) -> None:
+    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, origin: Origin) -> None:
         if stream.closed:
             return
         try:
-            stream.request_id = self.engine.add_request(prompt, params, arrived=stream.arrived, salt=salt)
+            stream.request_id = self.engine.add_request(
+                prompt,
+                params,
+                arrived=stream.arrived,
+                salt=origin.salt,
+                priority=origin.priority,
+                tenant=origin.tenant,
+                interactive=origin.interactive,
+            )
         except Exception as error:
             stream.put(error)
         else:

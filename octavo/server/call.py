@@ -18,7 +18,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from octavo.engine.logprobs import TokenLogprobs
+from octavo.engine.origin import Origin
 from octavo.engine.params import SamplingParams
+from octavo.errors import InvalidRequest
 from octavo.models import Tokenizer
 from octavo.server.caller import Caller
 from octavo.server.choices import Body, Choice
@@ -47,6 +49,12 @@ class Call(ABC):
         self._params: SamplingParams = caller.bounded(request.sampling_params())
         check_token_ids(
             request.stop_token_ids, context.engine.engine.vocab_size, "stop_token_ids", "stop_token_ids"
+        )
+        self._origin = Origin(
+            salt=caller.salt(request.cache_salt),
+            priority=_priority(context, request.priority),
+            tenant=caller.key.name if caller.key is not None else "",
+            interactive=request.stream,
         )
         self._ids: list[list[int]] = []
         self._scores: dict[int, list[TokenLogprobs | None]] = {}
@@ -167,7 +175,18 @@ class Call(ABC):
         with self._context.gate.places(self._num_prompts * self._params.width):
             self._ids = await self._context.off_loop(self._resolved)
             params = replace(self._params, truncate_prompt_tokens=None)
-            salt = self._caller.salt(self._request.cache_salt)
-            async with aclosing(generate(self._context, self._ids, params, self.usage, salt)) as pieces:
+            generated = generate(self._context, self._ids, params, self.usage, self._origin)
+            async with aclosing(generated) as pieces:
                 async for piece in pieces:
                     yield piece
+
+
+def _priority(context: ServerContext, value: int) -> int:
+    """The engine's priority, where higher goes first; in requests, as in vLLM's, lower does."""
+    if value and context.engine.engine.config.schedule != "priority":
+        raise InvalidRequest(
+            f"priority is {value}, but this server does not schedule by it; leave it out, or start it with "
+            "--schedule priority",
+            param="priority",
+        )
+    return -value

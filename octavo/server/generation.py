@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.logprobs import TokenLogprobs
+from octavo.engine.origin import Origin
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
 from octavo.server.context import ServerContext
@@ -77,7 +78,7 @@ async def generate(
     prompts: Sequence[list[int]],
     params: SamplingParams,
     usage: Usage,
-    salt: str | None = None,
+    origin: Origin,
 ) -> AsyncGenerator[Piece, None]:
     """Run all `prompts` at once and yield their pieces as they come, adding to `usage`.
 
@@ -88,7 +89,7 @@ async def generate(
     end = time.monotonic() + context.config.request_seconds
     queue: Queue = asyncio.Queue()
     pumps = [
-        asyncio.create_task(_pump(engine, index, ids, params, salt, queue))
+        asyncio.create_task(_pump(engine, index, ids, params, origin, queue))
         for index, ids in enumerate(prompts)
     ]
     unfinished = len(pumps)
@@ -125,12 +126,12 @@ async def _pump(
     index: int,
     ids: list[int],
     params: SamplingParams,
-    salt: str | None,
+    origin: Origin,
     queue: Queue,
 ) -> None:
     """Move one engine stream into the queue; whatever goes wrong travels the same way."""
     try:
-        async with aclosing(engine.stream(ids, params, salt=salt)) as deltas:
+        async with aclosing(engine.stream(ids, params, origin)) as deltas:
             async for delta in deltas:
                 queue.put_nowait((index, delta))
                 if delta.finished or delta.error is not None:

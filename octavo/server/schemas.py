@@ -107,6 +107,7 @@ class SampledRequest(Schema):
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES), FailFast()] = {}
     bad_words: Annotated[list[str], FailFast()] = []
     cache_salt: Label | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] = 0
     stream: bool = False
     stream_options: StreamOptions | None = None
     # Labels: they name the caller and change nothing in an answer.

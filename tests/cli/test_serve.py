@@ -28,7 +28,6 @@ import os, sys, time
 from octavo.cli import loading
 from octavo.cli.errors import CommandError
 from octavo.cli.main import main
-from tests.server.conftest import wait_for
 from tests.server.fake_engine import FakeEngineThread
 thread = FakeEngineThread(delay=float(os.environ.get("SLOW", "0.1")))
 def start(engine):
@@ -109,7 +108,7 @@ def test_serves_until_a_signal(start: Start, port: int, number: signal.Signals) 
         assert next(lines).startswith("data: ")
         process.send_signal(number)
         assert "data: [DONE]" in list(lines)  # an open answer may finish
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert out.endswith("end 0 True 0\n")
     assert process.returncode == 0
     assert access_only(err), err
@@ -125,7 +124,7 @@ def test_long_answers_are_cut(start: Start, port: int) -> None:
         assert next(lines).startswith("data: ")
         process.send_signal(signal.SIGTERM)
         assert "the engine was shut down" in [line for line in lines if line][-1]
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert out.endswith("end 0 True 0\n")
     assert process.returncode == 0
     assert access_only(err), err
@@ -140,7 +139,7 @@ def test_loading(start: Start, port: int, tmp_path: Path) -> None:
     """The port answers before the model is loaded: alive, not ready; requests get a 503 until it is."""
     hold, url = tmp_path / "go", f"http://127.0.0.1:{port}"
     process = start("--port", str(port), HOLD=str(hold))
-    wait_for(lambda: reachable(port), 20)
+    wait_for(lambda: reachable(port), 60)
     assert httpx.get(f"{url}/health/live").json()["state"] == "loading"
     for path in ("/health/ready", "/health", "/v1/models"):
         assert httpx.get(url + path).status_code == 503
@@ -157,9 +156,9 @@ def test_loading_fails(start: Start, port: int, tmp_path: Path) -> None:
     """A model that cannot be loaded ends the process with one line, though the port was answering."""
     hold = tmp_path / "go"
     process = start("--port", str(port), HOLD=str(hold))
-    wait_for(lambda: reachable(port), 20)
+    wait_for(lambda: reachable(port), 60)
     hold.write_text("fail")
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert err == "octavo: error: the model cannot be read\n"
 
@@ -167,9 +166,9 @@ def test_loading_fails(start: Start, port: int, tmp_path: Path) -> None:
 def test_signal_while_loading(start: Start, port: int, tmp_path: Path) -> None:
     """SIGTERM while the model is loading ends the process at once."""
     process = start("--port", str(port), HOLD=str(tmp_path / "never"))
-    wait_for(lambda: reachable(port), 20)
+    wait_for(lambda: reachable(port), 60)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
 
@@ -190,7 +189,7 @@ def test_drain(start: Start, port: int) -> None:
         assert refused.status_code == 503
         assert "shutting down" in refused.json()["error"]["message"]
         assert "data: [DONE]" in list(lines)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 
@@ -206,7 +205,7 @@ def test_second_signal_ends_the_drain(start: Start, port: int) -> None:
         read_until(process, "stopping: open requests")
         process.send_signal(signal.SIGTERM)
         assert '"error"' in [line for line in lines if line][-1]
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 
@@ -238,14 +237,21 @@ def test_tls(start: Start, port: int, tmp_path: Path) -> None:
         (("--tls-cert", "x.pem"), "--tls-key"),
         (("--tls-cert", "x.pem", "--tls-key", "y.pem"), "x.pem"),
         (("--api-keys", "none.toml"), "none.toml"),
+        (("--api-keys", "weights"), "--schedule fair"),
         (("--api-keys", "none.toml", "--api-key", "k"), "--api-keys"),
     ],
 )
 def test_bad_files(
-    engine: FakeEngineThread, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], named: str
+    engine: FakeEngineThread,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    named: str,
 ) -> None:
     """A missing or half given file is refused before anything is loaded, by its name."""
-    assert main(["serve", *options]) == 2
+    path = tmp_path / "keys.toml"
+    path.write_text('[[key]]\nname = "a"\nkey = "k"\nweight = 2\n')
+    assert main(["serve", *(str(path) if option == "weights" else option for option in options)]) == 2
     assert named in capsys.readouterr().err
     assert engine.configs == []
 
@@ -272,7 +278,7 @@ def test_port_in_use(start: Start) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = start("--port", str(taken.getsockname()[1]))
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "loaded" not in out
     assert err.startswith("octavo: error: ")
@@ -283,7 +289,7 @@ def test_port_in_use(start: Start) -> None:
 def test_unknown_host(start: Start, port: int) -> None:
     """An address that is not this machine's is refused by the option's name."""
     process = start("--port", str(port), "--host", "192.0.2.1")
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "--host" in err
 

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from octavo.engine.config import EngineConfig
 from octavo.engine.errors import EngineDead
+from octavo.engine.origin import Origin
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.errors import InvalidRequest
@@ -46,6 +48,7 @@ class FakeEngine:
     """The attributes that the server and the commands read."""
 
     tokenizer = FakeTokenizer()
+    config = EngineConfig()
     model_name = "fake/model"
     max_model_len = 100
     vocab_size = 256
@@ -82,7 +85,7 @@ class FakeEngineThread:
     cached: int = 0
     failure: Exception = field(default_factory=lambda: RuntimeError("secret detail"))
     seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
-    salts: list[str | None] = field(default_factory=list)
+    origins: list[Origin | None] = field(default_factory=list)
     configs: list[object] = field(default_factory=list)  # what a command asked to load
     running: int = 0
     aborted: int = 0
@@ -99,11 +102,11 @@ class FakeEngineThread:
         return {"num_running": self.running, "num_waiting": 0, "blocks_total": 8, "blocks_free": 8}
 
     async def stream(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, salt: str | None = None
+        self, prompt_token_ids: list[int], params: SamplingParams, origin: Origin | None = None
     ) -> AsyncGenerator[RequestDelta, None]:
         self.engine.resolve(prompt_token_ids, params)
         self.seen.append((prompt_token_ids, params))
-        self.salts.append(salt)
+        self.origins.append(origin)
         self.running += 1
         finished = False
         try:

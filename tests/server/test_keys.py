@@ -9,7 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from octavo.engine import EngineConfig, Origin
 from octavo.server import ServerConfig, create_app
 from octavo.server.keys import ApiKey, KeyFileError, Keyring, read_keys
 
@@ -147,3 +149,29 @@ def test_max_tokens_of_a_key(engine: FakeEngineThread) -> None:
             assert all(part in error["message"] for part in ("5", "4", "'ann'"))
 
     asyncio.run(run())
+
+
+def test_whose_request_it_is(engine: FakeEngineThread) -> None:
+    """The engine is told the key's name, whether somebody reads along, and the priority's sign is turned."""
+    engine.engine.config = EngineConfig(schedule="priority")
+    app = create_app(engine, ServerConfig(keys=(ApiKey.from_secret("a", "ann"),)))
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(app)
+        headers = {"Authorization": "Bearer a"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
+            for fields in ({}, {"stream": True, "priority": -3}):
+                assert (await client.post(URL, json={"prompt": "a", **fields})).status_code == 200
+
+    asyncio.run(run())
+    assert engine.origins == [Origin(tenant="ann", interactive=False), Origin(None, 3, "ann", True)]
+
+
+def test_priority_without_a_schedule_for_it(engine: FakeEngineThread) -> None:
+    """Where the schedule does not go by priority, one is refused with the option; 0 asks for nothing."""
+    client = TestClient(create_app(engine))
+    assert client.post(URL, json={"prompt": "a", "priority": 0}).status_code == 200
+    refused = client.post(URL, json={"prompt": "a", "priority": 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "priority"
+    assert "--schedule priority" in refused.json()["error"]["message"]
