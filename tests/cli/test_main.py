@@ -33,7 +33,7 @@ def run(*argv: str) -> int:
         return int(exit.code or 0)
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+@pytest.mark.parametrize("command", [(), ("bench",), ("bench", "attention"), *((name,) for name in COMMANDS)])
 def test_help_is_instant(command: tuple[str, ...]) -> None:
     """Help loads neither torch nor a web framework."""
     code = (
