@@ -124,6 +124,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="longest prompt and answer together (default: what the model was trained for)",
     )
     group.add_argument(
+        "--speculate",
+        type=whole_number(0, 16),
+        default=0,
+        metavar="TOKENS",
+        help="most tokens that a sequence guesses from its own text in one step; the output is the same, and "
+        "comes sooner where text repeats; 0 is off (default: %(default)s)",
+    )
+    group.add_argument(
         "--host-cache",
         metavar="SIZE",
         help="memory beside the KV cache where blocks go that it has no room for, such as 4GiB; a prompt "
@@ -246,6 +254,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         preemption=args.preemption,
         max_queue=getattr(args, "max_queue", None),
         tenant_weights=getattr(args, "tenant_weights", None) or None,
+        speculate=args.speculate,
     )
 
 

@@ -2,12 +2,20 @@
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.engine.errors import ConfigError, EngineDead, EngineError, GenerationFailed, StepFailed
+from octavo.engine.errors import (
+    ConfigError,
+    EngineDead,
+    EngineError,
+    GenerationFailed,
+    NoTokenAllowed,
+    StepFailed,
+)
 from octavo.engine.llm import LLM
 from octavo.engine.logprobs import TokenLogprob, TokenLogprobs
 from octavo.engine.origin import Origin
 from octavo.engine.outputs import CompletionOutput, RequestDelta, RequestOutput, SequenceDelta
 from octavo.engine.params import SamplingParams
+from octavo.engine.structured import StructuredOutputs
 from octavo.engine.thread import EngineThread
 
 __all__ = [
@@ -20,12 +28,14 @@ __all__ = [
     "EngineError",
     "EngineThread",
     "GenerationFailed",
+    "NoTokenAllowed",
     "Origin",
     "RequestDelta",
     "RequestOutput",
     "SamplingParams",
     "SequenceDelta",
     "StepFailed",
+    "StructuredOutputs",
     "TokenLogprob",
     "TokenLogprobs",
 ]

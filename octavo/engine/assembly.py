@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.engine.errors import NoTokenAllowed
 from octavo.engine.live import Live
 from octavo.engine.outputs import RequestDelta, SequenceDelta
+from octavo.engine.sampler import NO_TOKEN
 from octavo.engine.sampling import Choice
 from octavo.sched import Branch
 
@@ -16,6 +18,8 @@ def grow(live: Live, branch: Branch, choice: Choice, length: int) -> SequenceDel
     params, token, state = live.params, choice.token, live.state(branch)
     if live.request.max_tokens == 0:  # only the prompt's logprobs were wanted
         return SequenceDelta(branch.index, finish_reason="length")
+    if token == NO_TOKEN:
+        return _dead_end(live, branch)
     state.add(token)
     delta = SequenceDelta(branch.index, [token])
     if choice.logprobs is not None:
@@ -31,13 +35,24 @@ def grow(live: Live, branch: Branch, choice: Choice, length: int) -> SequenceDel
         delta.stop_reason = None if token in live.eos_ids and not params.ignore_eos else token
         return delta
     delta.text, stop = text.push(token, look_for_stop=searching)
-    if stop is None and length >= live.request.max_tokens:
+    if stop is None and (state.complete or length >= live.request.max_tokens):
         rest, stop = text.flush(look_for_stop=searching)
         delta.text += rest
-        delta.finish_reason = "length"
+        delta.finish_reason = "stop" if state.complete else "length"
     if stop is not None:
         delta.finish_reason, delta.stop_reason = "stop", stop
     return delta
+
+
+def _dead_end(live: Live, branch: Branch) -> SequenceDelta:
+    """No token may follow: the end, if the output's form is complete, else the request cannot go on."""
+    state = live.state(branch)
+    if state.matcher is None or not state.matcher.is_accepting():
+        live.error = NoTokenAllowed(
+            "no token could be sampled: bad_words, min_tokens and structured_outputs together leave none "
+            "(loosen one of them), or the logits are NaN"
+        )
+    return SequenceDelta(branch.index, [], state.text.flush()[0], "stop")
 
 
 def delta_of(
@@ -59,13 +74,21 @@ def delta_of(
         live.prompt_sent, scores = True, live.prompt_logprobs
     if not (shown or finished or error):
         return None
-    return RequestDelta(live.id, shown, finished, len(request.prompt), request.num_cached or 0, error, scores)
+    return RequestDelta(
+        live.id, shown, finished, len(request.prompt), request.num_cached or 0, error, scores,
+        live.num_guessed, live.num_accepted,
+    )  # fmt: skip
 
 
 def beam_deltas(live: Live) -> list[SequenceDelta]:
     """The n best finished beams of a search that is over, best first."""
     assert live.search is not None
     deltas = []
+    if len(live.search.finished) < live.params.n:
+        live.error = NoTokenAllowed(
+            f"only {len(live.search.finished)} of n {live.params.n} beams found an end: loosen bad_words or "
+            "structured_outputs, or lower n"
+        )
     for index, beam in enumerate(live.search.finished[: live.params.n]):
         tokens, text = list(beam.tokens), live.new_text()
         stopped = tokens[-1] in live.stop_ids

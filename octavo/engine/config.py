@@ -17,6 +17,7 @@ STORED = {**DTYPES, "int8": torch.int8}  # of KV_DTYPES
 AUTO = "auto"
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_KV_MEMORY = "2GiB"
+MAX_SPECULATE = 16
 DEFAULT_DISK_CACHE = "4GiB"
 
 
@@ -37,7 +38,8 @@ class EngineConfig:
     tenant, by tenant_weights, 1 where not named). preemption: what becomes of the KV of a sequence that
     must wait: recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond
     max_num_seqs; None is no limit. threads: that a step computes with; None takes what the process may
-    use (cpus.py).
+    use (cpus.py). speculate: tokens that a sequence may guess from its own text each step, checked in
+    the same pass; 0..16, 0 is off.
     """
 
     model: str = "smollm2"
@@ -59,6 +61,7 @@ class EngineConfig:
     tenant_weights: Mapping[str, float] | None = None
     preemption: PreemptionMode = "auto"
     max_queue: int | None = None
+    speculate: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -73,6 +76,7 @@ class EngineConfig:
         if self.threads is not None:
             self._integer("threads", 1, 1024)
         self._check_schedule()
+        self._integer("speculate", 0, MAX_SPECULATE)
         self._integer("max_num_seqs", 1, 2**16)
         self._integer("max_batched_tokens", 1, 2**24)
         if self.num_blocks is not None:

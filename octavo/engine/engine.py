@@ -10,33 +10,28 @@ it, with the error, and nothing else.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property
 
 from octavo.attention import AttentionBackend, backend_note, make_backend
 from octavo.engine.assembly import beam_deltas, delta_of, grow
-from octavo.engine.bad_words import Spellings
 from octavo.engine.beam_steps import advance_beams
-from octavo.engine.beams import BeamSearch
 from octavo.engine.config import DTYPES, STORED, Budget, EngineConfig
 from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format
 from octavo.engine.errors import StepFailed
+from octavo.engine.intake import Intake
 from octavo.engine.live import Live
 from octavo.engine.memory import available_memory
 from octavo.engine.observe import Observer
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
 from octavo.engine.runner import Runner, sampled_rows
-from octavo.engine.sampling import Choice, choose, score_prompts
+from octavo.engine.sampling import Choice, choose, mask_jobs, score_prompts
 from octavo.engine.scheduling import make_pool, make_scheduler, scheduling_rows
 from octavo.engine.tiers.setup import open_tiers
-from octavo.errors import InvalidRequest
-from octavo.kv import KVShape, Pool, PoolStats, Scope
+from octavo.kv import KVShape, Pool, PoolStats
 from octavo.models import LoadedModel, Tokenizer, load_model
 from octavo.ops import ops_note
 from octavo.sched import Branch, Plan, Request, SchedulerStats, Stuck
@@ -87,7 +82,7 @@ class Engine:
         self.observers: list[Observer] = []
         self._live: dict[int, Live] = {}
         self._by_request: dict[Request, Live] = {}
-        self._scope = Scope(model=model.path.name)
+        self._intake = Intake(model, self.scheduler, self.budget.max_model_len, config.speculate)
         self._next_id = 0
 
     @classmethod
@@ -139,48 +134,7 @@ class Engine:
 
         Raises InvalidRequest (NeverFits among them) naming the field, the number and the limit.
         """
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
-        for at, token in enumerate(prompt):
-            if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise InvalidRequest(
-                    f"prompt token {at} is {token!r:.40}; ids are integers from 0 to {self.vocab_size - 1}",
-                    param="prompt",
-                )
-        self._check_ids(params)
-        prompt = prompt[-params.truncate_prompt_tokens :] if params.truncate_prompt_tokens else prompt
-        room = self.max_model_len - len(prompt)
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.max_model_len}, "
-                "which leaves no room for one more: shorten the prompt or raise max_model_len",
-                param="prompt",
-            )
-        if params.min_tokens > room:
-            raise InvalidRequest(
-                f"min_tokens is {params.min_tokens}, but the context leaves room for {room}",
-                param="min_tokens",
-            )
-        max_tokens = params.max_tokens if params.max_tokens is not None else room
-        scored = params.prompt_logprobs is not None
-        self.scheduler.check_fits(len(prompt), max_tokens, params.width)
-        beams = params.beam_width is not None
-        scope = self._scope if salt is None else replace(self._scope, salt=salt)
-        return Request(list(prompt), max_tokens, params.width, scope, score_prompt=scored, beams=beams)
-
-    def _check_ids(self, params: SamplingParams) -> None:
-        """Refuse token ids of parameters that the model does not have."""
-        named = [("logit_bias", token) for token in params.logit_bias]
-        named += [("bad_words_ids", token) for ids in params.bad_words_ids for token in ids]
-        for name, token in named:
-            if token >= self.vocab_size:
-                raise InvalidRequest(
-                    f"{name} has token {token}; ids are integers from 0 to {self.vocab_size - 1}", param=name
-                )
-
-    @cached_property
-    def _spellings(self) -> Spellings:
-        return Spellings(self.tokenizer)
+        return self._intake.resolve(prompt, params, salt)
 
     def add_request(
         self,
@@ -204,21 +158,7 @@ class Engine:
         request = self.resolve(prompt, params, salt)
         request.priority, request.tenant, request.interactive = priority, tenant, interactive
         self.scheduler.submit(request, time.monotonic())
-        eos = self.model.eos_token_ids
-        live = Live(
-            id=self._next_id,
-            request=request,
-            params=params,
-            seed=params.seed if params.seed is not None else secrets.randbits(64),
-            tokenizer=self.tokenizer,
-            spellings=self._spellings if params.bad_words else None,
-            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos),
-            eos_ids=eos,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
-        )
-        if request.beams:
-            live.search = BeamSearch(params, request.max_tokens, live.stop_ids)
-            live.beams = list(request.branches)
+        live = self._intake.live(self._next_id, request, params)
         self._next_id += 1
         self._live[live.id] = live
         self._by_request[request] = live
@@ -246,6 +186,7 @@ class Engine:
     def _step(self) -> list[RequestDelta]:
         began = time.monotonic()
         self.scheduler.costs = self.meter.costs
+        self._guess()
         plan = self._carry_out(self.scheduler.plan(began))
         for observer in self.observers:
             observer.planned(plan)
@@ -253,24 +194,20 @@ class Engine:
         if not plan.entries:
             return deltas
         try:
+            jobs = mask_jobs(plan, self._by_request)
+            masks = self._intake.grammars.begin(jobs) if jobs else None  # beside the forward pass
             hidden = self.runner.forward(plan, self.pool.tables)
             score_prompts(plan, hidden, self.runner, self._by_request)
             logits = self.runner.logits(hidden[sampled_rows(plan)])
-            choices = choose(plan, logits, self._by_request)
+            choices = choose(plan, logits, self._by_request, masks.result() if masks else None)
         except Exception as error:
             return deltas + self._fail(plan, error)
-        tokenless = {
-            self._by_request[entry.branch.request]: None
-            for entry, chosen in zip(plan.entries, choices, strict=True)
-            if any(choice.token < 0 for choice in chosen)
-        }
         grown = self._grow(plan, choices)
         self.meter.step(plan, time.monotonic() - began)
         for live in {self._by_request[entry.branch.request]: None for entry in plan.entries}:
             if live.search is not None and advance_beams(live, self.scheduler):
                 grown[live] = beam_deltas(live)
-        deltas += [self._tokenless(live) for live in tokenless]
-        found = [self._delta(live, changes) for live, changes in grown.items() if live not in tokenless]
+        found = [self._delta(live, changes) for live, changes in grown.items()]
         return deltas + [delta for delta in found if delta is not None]
 
     def close(self) -> None:
@@ -312,6 +249,12 @@ class Engine:
                 self._tier_row(budget.disk_blocks, "--disk-cache PATH keeps them across restarts"),
             ),
             *scheduling_rows(config, budget),
+            (
+                "speculation",
+                f"up to {config.speculate} tokens guessed from a sequence's own text (speculate)"
+                if config.speculate
+                else "off (--speculate N guesses tokens from a sequence's own text)",
+            ),
             ("checked mode", "on" if config.checked else "off (a second check of each batch, for debugging)"),
         ]
 
@@ -338,22 +281,50 @@ class Engine:
             plan = self.scheduler.retract(plan, self.pool.lost(place))
         return plan
 
+    def _guess(self) -> None:
+        """Let running sequences guess what comes next, for the step to check."""
+        if not self.config.speculate:
+            return
+        running = self.scheduler.running
+        for branch in running:
+            live = self._by_request[branch.request]
+            guesser = live.state(branch).guesser
+            room = live.request.max_tokens - len(branch.tokens) + len(live.request.prompt) - 1
+            branch.draft = []
+            if guesser is not None and branch.remaining == 1 and room > 0:
+                branch.draft = guesser.guess(room, len(running))
+
     def _grow(self, plan: Plan, choices: list[list[Choice]]) -> dict[Live, list[SequenceDelta]]:
         """Complete the plan with what was sampled; returns what each request's branches gained."""
         sampled = [[choice.token for choice in entry] for entry in choices]
         grown: dict[Live, list[SequenceDelta]] = {}
-        flat = [choice for entry in choices for choice in entry]
-        for branch, choice in zip(self.scheduler.complete(plan, sampled), flat, strict=True):
-            if choice.token < 0:
+        branches = iter(self.scheduler.complete(plan, sampled))
+        for entry, made in zip(plan.entries, choices, strict=True):
+            live = self._by_request[entry.branch.request]
+            if entry.num_draft:
+                live.checked(entry.branch, entry.num_draft, len(made) - 1)
+                grown.setdefault(live, []).append(self._extend(live, next(branches), made))
                 continue
-            live = self._by_request[branch.request]
-            delta = grow(live, branch, choice, len(branch.tokens) - len(live.request.prompt))
-            if delta.finish_reason is not None:
-                self.scheduler.finish(branch)
-            grown.setdefault(live, []).append(delta)
+            for choice in made:
+                grown.setdefault(live, []).append(self._extend(live, next(branches), [choice]))
         return grown
 
+    def _extend(self, live: Live, branch: Branch, choices: Sequence[Choice]) -> SequenceDelta:
+        """A branch got these tokens, of which those after its end do not count."""
+        length = len(branch.tokens) - len(live.request.prompt) - len(choices)
+        delta = SequenceDelta(branch.index)
+        for choice in choices:
+            length += 1
+            delta.add(grow(live, branch, choice, length))
+            if delta.finish_reason is not None:
+                self.scheduler.finish(branch)
+                break
+        return delta
+
     def _delta(self, live: Live, changes: list[SequenceDelta]) -> RequestDelta | None:
+        if live.error is not None:
+            self.scheduler.abort(live.request)
+            return self._error(live, live.error)
         delta = delta_of(live, changes)
         if live.request.finished:
             self._forget(live)
@@ -371,12 +342,6 @@ class Engine:
         failed = StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
         return [self._error(self._by_request[request], failed) for request in self.scheduler.fail(plan)]
-
-    def _tokenless(self, live: Live) -> RequestDelta:
-        """A request that had no token to sample; those that ran with it go on."""
-        self.scheduler.abort(live.request)
-        error = StepFailed("no token could be sampled: the logits are NaN, or every token is ruled out")
-        return self._error(live, error)
 
     def _stuck(self, branch: Branch) -> RequestDelta:
         """A request that found no room though it ran alone."""

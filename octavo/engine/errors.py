@@ -22,6 +22,10 @@ class StepFailed(EngineError):
     """The step that computed this request raised; `__cause__` is what it raised."""
 
 
+class NoTokenAllowed(StepFailed):
+    """A sequence had no token to go on with: bans and form ruled out all, or the logits are NaN."""
+
+
 class EngineDead(EngineError):
     """The engine's thread has ended; nothing more will be computed."""
 

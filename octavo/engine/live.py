@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from llguidance import LLMatcher
 
 from octavo.engine.bad_words import BadWords, Spellings
 from octavo.engine.beams import BeamSearch
 from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.guess import NgramGuesser
 from octavo.engine.logprobs import TokenLogprobs
 from octavo.engine.outputs import SequenceDelta
 from octavo.engine.params import SamplingParams
@@ -26,11 +28,14 @@ from octavo.sched import Branch, Request
 
 @dataclass(eq=False, slots=True)
 class BranchState:
-    """One sequence. counts and bad_words are None where no parameter needs them."""
+    """One sequence. counts, bad_words, matcher (of structured_outputs) and guesser are None where nothing
+    needs them."""
 
     text: Detokenizer
     counts: TokenCounts | None
     bad_words: BadWords | None
+    matcher: LLMatcher | None = None
+    guesser: NgramGuesser | None = None
     cumulative_logprob: float = 0.0
 
     def add(self, token: int) -> None:
@@ -39,17 +44,38 @@ class BranchState:
             self.counts.add(token)
         if self.bad_words is not None:
             self.bad_words.add(token)
+        if self.matcher is not None:
+            self.matcher.consume_token(token)
+        if self.guesser is not None:
+            self.guesser.add(token)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the form that the output must have allows nothing more."""
+        return self.matcher is not None and self.matcher.is_stopped()
+
+    def after(self, token: int) -> BranchState:
+        """What bans and penalties would be if `token` came next; this state is left unchanged."""
+        if self.counts is None and self.bad_words is None:
+            return self
+        counts = self.counts.copy() if self.counts is not None else None
+        bad_words = self.bad_words.copy() if self.bad_words is not None else None
+        state = BranchState(self.text, counts, bad_words)
+        state.add(token)
+        return state
 
     def fork(self, text: Detokenizer) -> BranchState:
         """The state of a sequence with the same past, to go on apart."""
         counts = self.counts.copy() if self.counts is not None else None
         bad_words = self.bad_words.copy() if self.bad_words is not None else None
-        return BranchState(text, counts, bad_words, self.cumulative_logprob)
+        matcher = self.matcher.deep_copy() if self.matcher is not None else None
+        return BranchState(text, counts, bad_words, matcher)
 
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """One request. spellings: the tokenizer's, if bad_words need them.
+    """One request. spellings: the tokenizer's, if bad_words need them. matcher: at the beginning of a text
+    of the form that the request wants. guesses: how many a sequence may make a step.
 
     prompt_logprobs: one per prompt token as far as computed, None for the first, which nothing precedes;
     None if not asked for. held: with best_of, the deltas of each sequence until all are done. search: the
@@ -70,6 +96,11 @@ class Live:
     held: dict[int, SequenceDelta] = field(default_factory=dict)
     search: BeamSearch | None = None
     beams: list[Branch] = field(default_factory=list)
+    matcher: LLMatcher | None = None
+    guesses: int = 0
+    num_guessed: int = 0
+    num_accepted: int = 0
+    error: Exception | None = None  # why it cannot go on
 
     def state(self, branch: Branch) -> BranchState:
         """The state of a branch, made when it is first asked for."""
@@ -82,6 +113,14 @@ class Live:
         """`child` goes on from what `parent` has come to. Beams alone are forked so late, and have no
         text before they are finished."""
         self.states[child] = self.state(parent).fork(self.new_text())
+
+    def checked(self, branch: Branch, guessed: int, accepted: int) -> None:
+        """The step checked this many guesses of a branch, and so many came true."""
+        guesser = self.state(branch).guesser
+        if guesser is not None:
+            guesser.check(guessed, accepted)
+        self.num_guessed += guessed
+        self.num_accepted += accepted
 
     def new_text(self) -> Detokenizer:
         """The empty text of a sequence."""
@@ -103,4 +142,6 @@ class Live:
             self.new_text(),
             TokenCounts(prompt) if params.penalised else None,
             BadWords(params.bad_words, params.bad_words_ids, self.spellings, prompt) if bad else None,
+            self.matcher.deep_copy() if self.matcher is not None else None,
+            NgramGuesser(prompt, self.guesses) if self.guesses else None,
         )

@@ -140,6 +140,7 @@ class LLM:
                         continue
                     output = outputs[number]
                     output.num_cached_tokens = delta.num_cached_tokens
+                    output.num_guessed, output.num_accepted = delta.num_guessed, delta.num_accepted
                     if delta.prompt_logprobs is not None:
                         output.prompt_logprobs = delta.prompt_logprobs
                     for change in delta.deltas:

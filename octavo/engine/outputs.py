@@ -44,7 +44,8 @@ class RequestDelta:
     """What one request gained in a step. With `error` set it is the last one.
 
     prompt_logprobs: one per prompt token, None for the first; all of them, in the delta that comes when
-    the prompt is computed, where the request asked for them.
+    the prompt is computed, where the request asked for them. num_guessed, num_accepted: tokens guessed by
+    speculation so far, and those that came true.
     """
 
     request_id: int
@@ -54,6 +55,8 @@ class RequestDelta:
     num_cached_tokens: int = 0
     error: Exception | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_guessed: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -70,3 +73,5 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_guessed: int = 0
+    num_accepted: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.engine.structured import StructuredOutputs
 from octavo.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5
@@ -46,6 +47,7 @@ class SamplingParams:
     prompt. Both are of the model's own distribution, before bias, penalties, temperature and filters.
     A request with prompt_logprobs computes its whole prompt: cached KV has no logits.
     truncate_prompt_tokens: keep only that many of the prompt's last tokens.
+    structured_outputs: the form that the whole output has; it ends when the form is complete.
 
     beam_width: search with that many beams (2..64) as Hugging Face does, and give the n best, which come
     when the search is over; nothing is sampled, so temperature must be 0 or 1, and filters, stop strings,
@@ -80,6 +82,7 @@ class SamplingParams:
     beam_width: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -96,6 +99,13 @@ class SamplingParams:
         self._check_words("bad_words", MAX_BAD_WORDS)
         self._check_bias()
         self._check_beams()
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputs):
+            message = f"structured_outputs must be StructuredOutputs, got {form!r:.80}"
+            raise InvalidRequest(message, param="structured_outputs")
+        if form is not None and self.ignore_eos:
+            message = "ignore_eos cannot be used with structured_outputs, which end by themselves"
+            raise InvalidRequest(message, param="ignore_eos")
 
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, 2**16)

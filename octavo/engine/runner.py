@@ -78,6 +78,11 @@ class Runner:
 
 
 def sampled_rows(plan: Plan) -> list[int]:
-    """The row of hidden, for each entry that samples, whose logits give its next token."""
+    """The rows of hidden whose logits give next tokens: an entry's last, and those of its guesses."""
     ends = np.cumsum([len(entry.tokens) for entry in plan.entries]).tolist()
-    return [end - 1 for entry, end in zip(plan.entries, ends, strict=True) if entry.num_samples]
+    return [
+        row
+        for entry, end in zip(plan.entries, ends, strict=True)
+        if entry.num_samples
+        for row in range(end - 1 - entry.num_draft, end)
+    ]

@@ -19,6 +19,9 @@ from octavo import ops
 from octavo.engine.params import SamplingParams
 from octavo.engine.penalties import TokenCounts, penalise
 
+NO_TOKEN = -1
+"""What sample() gives where every token is ruled out, or logits are NaN."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -31,13 +34,14 @@ class Draw:
     position: int
     banned: npt.NDArray[np.int64] | None = None  # ids that may not be sampled now
     counts: TokenCounts | None = None  # for penalties
+    allowed: npt.NDArray[np.bool_] | None = None  # [V], if not every id may be sampled
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Sample one token id per draw from logits `[S, V]` float32, which is left unchanged.
 
-    Order of the filters as in Hugging Face: logit_bias, penalties, banned ids, then temperature, top_k,
-    top_p, min_p. -1 where no token is left, or logits are NaN. Cost: see octavo/ops/sampling.py.
+    Order of the filters as in Hugging Face: logit_bias, penalties, ids ruled out, then temperature, top_k,
+    top_p, min_p. NO_TOKEN where none is left, or logits are NaN. Cost: see octavo/ops/sampling.py.
     """
     picks = [_pick(i, draw.params, draw.seed, draw.index, draw.position) for i, draw in enumerate(draws)]
     return ops.sample(adjusted(logits, draws), picks)
@@ -50,13 +54,14 @@ def _pick(row: int, params: SamplingParams, seed: int = 0, index: int = 0, posit
 
 
 def adjusted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Row i: the logits of draw i after logit_bias, penalties and banned ids. `[D, V]`, logits unchanged."""
+    """Row i: the logits of draw i after logit_bias, penalties and what is ruled out. `[D, V]`."""
     wanted = [draw.row for draw in draws]
     rows = logits[wanted] if wanted != list(range(len(logits))) else logits
     biased = [(i, draw.params.logit_bias) for i, draw in enumerate(draws) if draw.params.logit_bias]
     penalised = [(i, draw.params, draw.counts) for i, draw in enumerate(draws) if draw.counts is not None]
     banned = [(i, draw.banned) for i, draw in enumerate(draws) if draw.banned is not None]
-    if rows is logits and (biased or penalised or banned):
+    formed = [(i, draw.allowed) for i, draw in enumerate(draws) if draw.allowed is not None]
+    if rows is logits and (biased or penalised or banned or formed):
         rows = logits.clone()
     if biased:
         at = [i for i, bias in biased for _ in bias], [token for _, bias in biased for token in bias]
@@ -66,6 +71,8 @@ def adjusted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         lengths = [len(ids) for _, ids in banned]
         at_rows = torch.from_numpy(np.repeat([i for i, _ in banned], lengths))
         rows[at_rows, torch.from_numpy(np.concatenate([ids for _, ids in banned]))] = -torch.inf
+    for i, allowed in formed:
+        rows[i].masked_fill_(~torch.from_numpy(allowed), -torch.inf)
     return rows
 
 

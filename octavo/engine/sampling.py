@@ -10,58 +10,99 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from llguidance import LLMatcher
 from torch import Tensor
 
+from octavo.engine.grammar import Masks
 from octavo.engine.live import Live
 from octavo.engine.logprobs import TokenLogprobs, token_logprobs
 from octavo.engine.runner import Runner
-from octavo.engine.sampler import Draw, adjusted, sample
-from octavo.sched import Branch, Plan, Request
+from octavo.engine.sampler import NO_TOKEN, Draw, adjusted, sample
+from octavo.sched import Branch, Plan, PlanEntry, Request
 
 _SLICE = 256  # prompt positions whose logits are in memory at once
 
 
 class Choice(NamedTuple):
-    """A sampled token, -1 where there was none to sample; its logprobs where the request needs them."""
+    """A sampled token, NO_TOKEN where there was none to sample; its logprobs where the request needs them."""
 
     token: int
     logprobs: TokenLogprobs | None
 
 
-def choose(plan: Plan, logits: Tensor, lives: Mapping[Request, Live]) -> list[list[Choice]]:
-    """Sample each entry's `num_samples` tokens from logits `[S, V]`, a row per entry that samples.
+def mask_jobs(plan: Plan, lives: Mapping[Request, Live]) -> list[tuple[LLMatcher, list[int]]]:
+    """The matchers of the entries that sample under a form, each with its entry's guesses, in order."""
+    jobs = []
+    for entry in plan.entries:
+        matcher = lives[entry.branch.request].state(entry.branch).matcher if entry.num_samples else None
+        if matcher is not None:
+            jobs.append((matcher, guesses_of(entry)))
+    return jobs
 
-    A beam's continuations go to its search instead, and its entry gets none.
+
+def guesses_of(entry: PlanEntry) -> list[int]:
+    """The tokens of an entry that are guesses."""
+    return entry.tokens[len(entry.tokens) - entry.num_draft :]
+
+
+def choose(
+    plan: Plan, logits: Tensor, lives: Mapping[Request, Live], masks: Masks | None = None
+) -> list[list[Choice]]:
+    """Sample from logits `[S, V]`, a row per entry that samples and one per guess; masks as for mask_jobs().
+
+    Per entry `num_samples` choices; with guesses, those that came true and the one after. A guess comes
+    true if it is the token sampled in its place, so the result is as without guesses. A beam's
+    continuations go to its search, and its entry gets none.
     """
     draws: list[Draw] = []
-    tops: list[int | None] = []
+    spans: list[tuple[PlanEntry, range]] = []
     beams: list[tuple[Live, Branch, Draw]] = []
-    row = 0
+    row, mask_row = 0, 0
     for entry in plan.entries:
-        if not entry.num_samples:
-            continue
-        live, branch = lives[entry.branch.request], entry.branch
-        params, state = live.params, live.state(branch)
-        position = len(branch.tokens) - len(live.request.prompt)
-        banned = live.banned(state, position)
-        needed = params.logprobs is not None or params.best_of is not None
-        made = [
-            Draw(row, params, live.seed, branch.index + i, position, banned, state.counts)
-            for i in range(entry.num_samples)
-        ]
-        if live.search is not None:
-            beams.append((live, branch, made[0]))
-        else:
-            draws += made
-            tops += [(params.logprobs or 0) if needed else None] * len(made)
-        row += 1
+        live, first = lives[entry.branch.request], len(draws)
+        if entry.num_samples:
+            count = 1 + entry.num_draft
+            masked = masks is not None and live.state(entry.branch).matcher is not None
+            allowed = masks[mask_row : mask_row + count] if masks is not None and masked else None
+            made = _draws(entry, live, row, allowed)
+            row, mask_row = row + count, mask_row + (count if masked else 0)
+            if live.search is not None:
+                beams.append((live, entry.branch, made[0]))
+            else:
+                draws += made
+        spans.append((entry, range(first, len(draws))))
     if beams:
         _offer(logits, beams)
-    choices = iter(_with_logprobs(logits, draws, sample(logits, draws), tops))
-    return [
-        [] if lives[entry.branch.request].search else [next(choices) for _ in range(entry.num_samples)]
-        for entry in plan.entries
-    ]
+    tokens = sample(logits, draws)
+    kept = [_accepted(entry, span, tokens) for entry, span in spans]
+    judged = _judge(logits, draws, tokens, [i for span in kept for i in span])
+    return [[Choice(tokens[i], judged.get(i)) for i in span] for span in kept]
+
+
+def _draws(entry: PlanEntry, live: Live, row: int, allowed: Masks | None) -> list[Draw]:
+    """What to draw for an entry whose logits begin at `row`."""
+    branch, state = entry.branch, live.state(entry.branch)
+    position = len(branch.tokens) - len(live.request.prompt)
+    made: list[Draw] = []
+    for at, guess in enumerate([None, *guesses_of(entry)]):
+        if guess is not None:
+            state = state.after(guess)
+        banned = live.banned(state, position + at)
+        mask = allowed[at] if allowed is not None else None
+        made += [
+            Draw(
+                row + at, live.params, live.seed, branch.index + i, position + at, banned, state.counts, mask
+            )
+            for i in range(entry.num_samples)
+        ]
+    return made
+
+
+def _accepted(entry: PlanEntry, span: range, tokens: Sequence[int]) -> range:
+    """The draws of an entry that count: all, or those up to the first guess that did not come true."""
+    guesses = guesses_of(entry)
+    true = next((at for at, guess in enumerate(guesses) if tokens[span[at]] != guess), len(guesses))
+    return span[: true + 1] if guesses else span
 
 
 def _offer(logits: Tensor, beams: Sequence[tuple[Live, Branch, Draw]]) -> None:
@@ -96,14 +137,18 @@ def score_prompts(plan: Plan, hidden: Tensor, runner: Runner, lives: Mapping[Req
             done += token_logprobs(logits, prompt[start + 1 : stop + 1], [top] * (stop - start))
 
 
-def _with_logprobs(
-    logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int], tops: Sequence[int | None]
-) -> list[Choice]:
-    wanted = [i for i, top in enumerate(tops) if top is not None and tokens[i] >= 0]
+def _judge(
+    logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int], kept: Sequence[int]
+) -> dict[int, TokenLogprobs]:
+    """The logprobs of those draws in `kept` whose requests need them."""
+    wanted = [
+        i
+        for i in kept
+        if tokens[i] != NO_TOKEN
+        and (draws[i].params.logprobs is not None or draws[i].params.best_of is not None)
+    ]
     if not wanted:
-        return [Choice(token, None) for token in tokens]
-    judged = token_logprobs(
-        logits[[draws[i].row for i in wanted]], [tokens[i] for i in wanted], [tops[i] or 0 for i in wanted]
-    )
-    found = dict(zip(wanted, judged, strict=True))
-    return [Choice(token, found.get(i)) for i, token in enumerate(tokens)]
+        return {}
+    tops = [draws[i].params.logprobs or 0 for i in wanted]
+    judged = token_logprobs(logits[[draws[i].row for i in wanted]], [tokens[i] for i in wanted], tops)
+    return dict(zip(wanted, judged, strict=True))

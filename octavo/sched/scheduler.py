@@ -124,6 +124,8 @@ class Scheduler:
             branch.idle = branch.request.beams and entry.num_samples > 0
             if entry.num_draft:
                 branch.tokens += tokens
+                self.stats.guessed += entry.num_draft
+                self.stats.accepted += len(tokens) - 1
                 grown.append(branch)
             elif tokens:
                 grown += [branch, *(self.fork(branch) for _ in tokens[1:])]

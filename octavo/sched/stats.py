@@ -16,6 +16,7 @@ class SchedulerStats:
     back), swap (all moved to host memory), lost (a transfer failed). swap_full: swaps that the host
     had no room for, done as recompute. blocked: steps in which somebody waited though there was budget,
     by reason. computed: tokens; recomputed: those of them that a preempted branch had had before.
+    guessed: tokens guessed by speculation, which count as computed; accepted: those that came true.
     swapped_out, swapped_in: blocks. queue_time, longest_queue_time: from submit() to the first start,
     summed over requests and the longest, in the caller's clock.
     """
@@ -30,6 +31,8 @@ class SchedulerStats:
     blocked: Counter[str] = field(default_factory=Counter)
     computed: int = 0
     recomputed: int = 0
+    guessed: int = 0
+    accepted: int = 0
     swapped_out: int = 0
     swapped_in: int = 0
     queue_time: float = 0.0

@@ -141,6 +141,7 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
         "--max-model-len": "77",
         "--kv-dtype": "int8",
         "--threads": "5",
+        "--speculate": "4",
     }
     flat = [text for pair in options.items() for text in pair]
     assert run("generate", "some/dir", "--prompt", "a", *flat, "--no-prefix-caching") == 0
@@ -148,7 +149,7 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
     assert run("generate", "--prompt", "a") == 0
     first, second, third = engine.configs
     assert first == type(third)(
-        "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5
+        "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5, speculate=4
     )
     assert second == type(third)(kv_memory="1GiB")
     assert third == type(third)()
