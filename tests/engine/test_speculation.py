@@ -69,7 +69,7 @@ def mixed_requests() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 @pytest.mark.parametrize("spoil", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("pool", [{}, {"block_size": 3, "num_blocks": 40, "max_batched_tokens": 32}])
+@pytest.mark.parametrize("pool", [{}, {"block_size": 3, "num_blocks": 26, "max_batched_tokens": 32}])
 def test_guesses_change_nothing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, spoil: float, pool: dict[str, int]
 ) -> None:
