@@ -125,13 +125,22 @@ def generate_all(llm: LLM, schemas: list[Any], max_tokens: int) -> int:
 
 
 def test_200_random_schemas(model: LoadedModel) -> None:
-    """Two hundred nested schemas over every enforced keyword, many at once, in a pool that preempts: each
+    """Two hundred nested schemas over every enforced keyword, many at once, some preempted on the way: each
     ends within the tokens given, and validates."""
     rng = random.Random(12)
     schemas = [random_schema(rng) for _ in range(200)]
     llm = llm_on(model, block_size=4, num_blocks=120, max_num_seqs=16)
+    step = llm.engine.step
+
+    def preempting() -> Any:
+        deltas = step()
+        if llm.engine.scheduler.running and rng.random() < 0.1:
+            llm.engine.scheduler.preempt(rng.choice(llm.engine.scheduler.running))
+        return deltas
+
+    llm.engine.step = preempting  # type: ignore[method-assign]
     assert generate_all(llm, schemas, 400) == 200
-    assert llm.engine.scheduler.stats.preemptions > 0
+    assert llm.engine.scheduler.stats.preemptions > 10
     idle(llm)
 
 
