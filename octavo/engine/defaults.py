@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 from octavo.engine.config import AUTO, DEFAULT_BLOCK_SIZE, EngineConfig
 
+_BLOCK_SIZES = {
+    "cpu": (16, "the smallest that the kernels read without packing keys first"),
+    "reference": (16, "this backend gathers at one cost whatever the size"),
+}
+"""By backend: tokens per block, and what speaks against fewer; against more speak slots that lie empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
@@ -20,8 +26,11 @@ class KVFormat:
     block_reason: str
 
 
-def choose_format(config: EngineConfig, weights_dtype: str) -> KVFormat:
-    """The options of `config` where they are given, else the defaults for weights of `weights_dtype`."""
+def choose_format(config: EngineConfig, weights_dtype: str, backend: str) -> KVFormat:
+    """The options of `config` where they are given, else the defaults for weights of `weights_dtype`.
+
+    backend: its name; one that is not in the table gets DEFAULT_BLOCK_SIZE, and the reason says so.
+    """
     if config.kv_dtype != AUTO:
         dtype, dtype_reason = config.kv_dtype, "--kv-dtype"
     else:
@@ -32,5 +41,5 @@ def choose_format(config: EngineConfig, weights_dtype: str) -> KVFormat:
         )
     if config.block_size is not None:
         return KVFormat(dtype, config.block_size, dtype_reason, "--block-size")
-    reason = "auto: little to gain in speed above, more tokens shared and fewer slots wasted; --block-size"
-    return KVFormat(dtype, DEFAULT_BLOCK_SIZE, dtype_reason, reason)
+    block_size, why = _BLOCK_SIZES.get(backend, (DEFAULT_BLOCK_SIZE, f"not measured on {backend}"))
+    return KVFormat(dtype, block_size, dtype_reason, f"auto: {why}; larger ones waste more; --block-size")

@@ -55,7 +55,9 @@ class Engine:
         self.config = config
         self.model = model
         self.threads = set_threads(config.threads)
-        self.kv_format = choose_format(config, str(model.decoder.dtype).removeprefix("torch."))
+        self.backend = backend if backend is not None else make_backend()
+        weights_dtype = str(model.decoder.dtype).removeprefix("torch.")
+        self.kv_format = choose_format(config, weights_dtype, self.backend.name)
         shape = KVShape.stored_as(
             model.config.num_layers,
             model.config.num_kv_heads,
@@ -66,7 +68,6 @@ class Engine:
         self.budget = Budget.plan(
             config, shape, context, available_memory(), default_block_size=self.kv_format.block_size
         )
-        self.backend = backend if backend is not None else make_backend()
         self.pool = pool(self.budget) if pool is not None else make_pool(config, self.budget)
         self.scheduler = make_scheduler(config, self.budget, self.pool)
         self.meter = StepMeter()

@@ -107,7 +107,11 @@ def test_tokens_are_those_of_rounded_keys_and_values(
     tiny: Tiny, prompts: list[list[int]], expected: Any, dtype: str, name: str
 ) -> None:
     """Together, again with a warm cache, and through a pool so small that sequences are preempted."""
-    for options in ({"block_size": 5}, {"block_size": 4, "num_blocks": 42, "max_batched_tokens": 64}):
+    for options in (
+        {"block_size": 5},
+        {"block_size": 32},
+        {"block_size": 4, "num_blocks": 42, "max_batched_tokens": 64},
+    ):
         llm = over_admit(llm_on(tiny[0], make_backend(name), kv_dtype=dtype, **options))
         for _ in range(2):
             assert ties(llm.generate(prompts, params(), use_tqdm=False), expected(dtype)) <= 1
@@ -150,10 +154,19 @@ def test_what_was_chosen_says_so(tiny: Tiny) -> None:
     assert rows["KV block"].endswith("--block-size)")
 
 
+def test_a_backend_that_nobody_measured_says_so() -> None:
+    """The default holds for it too, without a claim."""
+    found = choose_format(EngineConfig(), "float32", "other")
+    assert (found.block_size, found.block_reason) == (
+        16,
+        "auto: not measured on other; larger ones waste more; --block-size",
+    )
+
+
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float16"])
 def test_auto_is_the_weights_format(weights: str) -> None:
-    assert choose_format(EngineConfig(dtype=weights), weights).dtype == weights
-    assert choose_format(EngineConfig(dtype=weights, kv_dtype="int8"), weights).dtype == "int8"
+    assert choose_format(EngineConfig(dtype=weights), weights, "cpu").dtype == weights
+    assert choose_format(EngineConfig(dtype=weights, kv_dtype="int8"), weights, "cpu").dtype == "int8"
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -186,15 +199,22 @@ def test_a_block_size_that_is_left_open_counts_in_every_number() -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_blocks_come_back_from_lower_tiers_with_their_scales(
-    tiny: Tiny, prompts: list[list[int]], expected: Any, tmp_path: Path, dtype: str, name: str
+    tiny: Tiny,
+    prompts: list[list[int]],
+    expected: Any,
+    tmp_path: Path,
+    dtype: str,
+    block_size: int,
+    name: str,
 ) -> None:
     """A device that holds little, a small host tier, a disk, and a restart: the oracle's tokens."""
     options: dict[str, Any] = {
         "kv_dtype": dtype,
-        "block_size": 8,
-        "num_blocks": 24,
+        "block_size": block_size,
+        "num_blocks": 192 // block_size,
         "max_num_seqs": 2,
         "disk_cache": str(tmp_path),
         "disk_cache_size": "2MiB",
