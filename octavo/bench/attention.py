@@ -4,7 +4,8 @@
     grid      the same rows over every combination of given lists
     blocks    block sizes 1 to 256
     prefill   one prompt, causal, against torch's attention on contiguous tensors
-    prefix    16 sequences over one shared prefix, read once and read by each
+    prefix    16 sequences over one shared prefix, read once and read by each: in the shape of SmolLM2 135M,
+              whose prefix a last-level cache may hold, and of Llama 3.2 1B, whose it may not
     calls     time of a call with next to nothing to do
     error     outputs over each stored dtype against float64 on what was stored
 
@@ -12,8 +13,8 @@ Each part yields rows of plain numbers, named by their keys; cli/bench.py prints
 compared run in turn, and the fastest run of each counts, because the machine may be shared. "read" is
 torch's sum over the same K and V, seen as float32: the bandwidth that a plain read reaches in the same
 seconds. Caches are used in turn with copies, enough that none is still in the processor's cache when its
-turn comes. "flat" is the same kernel where each sequence's blocks lie in order, one contiguous stretch of
-memory per sequence.
+turn comes. "flat" is the same kernel and layout where each sequence's blocks lie in order, one contiguous
+stretch of memory per sequence; "one" is it with one block for the whole sequence, which lies as rows.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ Backend = CpuBackend | ReferenceBackend
 Row = dict[str, object]
 
 
-def make_caches(blocks: int, block_size: int, dtype: torch.dtype, backend: Backend) -> list[LayerCache]:
+def make_caches(
+    blocks: int, block_size: int, dtype: torch.dtype, backend: Backend, kv_heads: int = KV_HEADS
+) -> list[LayerCache]:
     """Caches of random rows as the backend lays them out, COLD bytes of them and at least two."""
-    cache = backend.allocate(blocks, block_size, KV_HEADS, HEAD_DIM, dtype)
+    cache = backend.allocate(blocks, block_size, kv_heads, HEAD_DIM, dtype)
     for stored, scale in ((cache.key, cache.key_scale), (cache.value, cache.value_scale)):
         rows = torch.randn(stored.shape)
         if scale is not None:
@@ -61,10 +64,10 @@ def make_batch(
     batch: int, context: int, block_size: int, queries: int, *, shared: int = 0, shuffled: bool = True
 ) -> AttentionBatch:
     """Sequences of `context`, the first `shared` tokens of which are the same blocks."""
-    columns = -(-context // block_size)
-    order = torch.randperm(batch * columns) if shuffled else torch.arange(batch * columns)
-    tables = order.view(batch, columns).to(torch.int32)
-    tables[:, : shared // block_size] = tables[0, : shared // block_size]
+    columns, prefix = -(-context // block_size), shared // block_size
+    count = prefix + batch * (columns - prefix)
+    order = (torch.randperm(count) if shuffled else torch.arange(count)).to(torch.int32)
+    tables = torch.cat((order[:prefix].expand(batch, -1), order[prefix:].view(batch, -1)), dim=1)
     return AttentionBatch(
         tables=tables,
         query_start=torch.arange(batch + 1, dtype=torch.int32) * queries,
@@ -123,12 +126,14 @@ def decode_row(
     caches = make_caches(batch * -(-context // block_size), block_size, dtype, backend)
     query = torch.randn(batch, KV_HEADS * group, HEAD_DIM)
     paged, flat = (make_batch(batch, context, block_size, 1, shuffled=shuffled) for shuffled in (True, False))
+    whole = make_caches(batch, context, dtype, REFERENCE), make_batch(batch, context, context, 1)
     best = race(
         seconds,
         {
             "read": read(caches),
             "paged": attend(backend, query, caches, paged),
             "flat": attend(backend, query, caches, flat),
+            "one": attend(backend, query, *whole),
             "torch": torch_decode(batch, context, group, dtype),
         },
     )
@@ -145,6 +150,7 @@ def decode_row(
         "read_gigabytes_per_second": size / best["read"] / 1e3,
         "share_of_read": best["read"] / best["paged"],
         "paged_over_flat": best["paged"] / best["flat"],
+        "paged_over_one": best["paged"] / best["one"],
         "torch_over_paged": best["torch"] / best["paged"],
     }
 
@@ -214,14 +220,16 @@ def prefill(backend: CpuBackend, seconds: float) -> Iterator[Row]:
 def prefix(backend: CpuBackend, seconds: float) -> Iterator[Row]:
     """16 sequences with a shared prefix and 64 tokens of their own, shared reading on and off."""
     apart = CpuBackend(isa=backend.isa, share=False)
-    for length, dtype in (
-        (8192, torch.float32),
-        (8192, torch.float16),
-        (2048, torch.float32),
-        (512, torch.float32),
+    for length, dtype, kv_heads, group in (
+        (8192, torch.float32, KV_HEADS, GROUP),
+        (8192, torch.float16, KV_HEADS, GROUP),
+        (2048, torch.float32, KV_HEADS, GROUP),
+        (512, torch.float32, KV_HEADS, GROUP),
+        (8192, torch.float32, 8, 4),
+        (8192, torch.float16, 8, 4),
     ):
-        context, query = length + 64, torch.randn(16, KV_HEADS * GROUP, HEAD_DIM)
-        caches = make_caches(context, 16, dtype, backend)
+        context, query = length + 64, torch.randn(16, kv_heads * group, HEAD_DIM)
+        caches = make_caches((length + 16 * 64) // 16, 16, dtype, backend, kv_heads)
         batch = make_batch(16, context, 16, 1, shared=length)
         best = race(
             seconds,
@@ -230,6 +238,9 @@ def prefix(backend: CpuBackend, seconds: float) -> Iterator[Row]:
         yield {
             "prefix": length,
             "dtype": str(dtype)[6:],
+            "kv_heads": kv_heads,
+            "group": group,
+            "prefix_megabytes": megabytes(caches[0]) * length / (length + 16 * 64),
             "once_ms": best["once"] * 1e3,
             "each_ms": best["each"] * 1e3,
             "gain": best["each"] / best["once"],

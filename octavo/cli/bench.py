@@ -41,6 +41,7 @@ _DECODE: Columns = (
     ("read_gigabytes_per_second", "read GB/s", ".1f"),
     ("share_of_read", "share", ".0%"),
     ("paged_over_flat", "paged / flat", ".2f"),
+    ("paged_over_one", "paged / one", ".2f"),
     ("torch_over_paged", "torch / paged", ".1f"),
 )
 COLUMNS: dict[str, Columns] = {
@@ -58,6 +59,9 @@ COLUMNS: dict[str, Columns] = {
     "prefix": (
         ("prefix", "prefix", ",d"),
         ("dtype", "dtype", "s"),
+        ("kv_heads", "KV heads", "d"),
+        ("group", "group", "d"),
+        ("prefix_megabytes", "MB", ".1f"),
         ("once_ms", "once ms", ".3f"),
         ("each_ms", "each ms", ".3f"),
         ("gain", "gain", ".2f"),
