@@ -6,6 +6,7 @@
     prefill   one prompt, causal, against torch's attention on contiguous tensors
     prefix    16 sequences over one shared prefix, read once and read by each: in the shape of SmolLM2 135M,
               whose prefix a last-level cache may hold, and of Llama 3.2 1B, whose it may not
+    write     rotating queries and keys and storing keys and values, in one pass and in two
     calls     time of a call with next to nothing to do
     error     outputs over each stored dtype against float64 on what was stored
 
@@ -20,6 +21,7 @@ stretch of memory per sequence; "one" is it with one block for the whole sequenc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle, product
 
 import torch
@@ -29,6 +31,7 @@ from torch import Tensor
 from octavo.attention import AttentionBatch, LayerCache, ReferenceBackend, dense_reference
 from octavo.attention.cpu import CpuBackend
 from octavo.attention.quant import quantize
+from octavo.attention.rotate import rotate_in_place
 from octavo.bench.timing import Timed, race
 
 KV_HEADS, HEAD_DIM, GROUP = 3, 64, 3
@@ -271,6 +274,33 @@ def calls(backend: CpuBackend, seconds: float) -> Iterator[Row]:
         yield {"call": name, "microseconds": time_taken * 1e6}
 
 
+def write(backend: CpuBackend, seconds: float) -> Iterator[Row]:
+    """One layer's queries and keys rotated, and its keys and values stored: in one pass, and in two steps
+    (torch's rotation of queries and keys, which lie side by side, then write_kv)."""
+    for tokens, dtype in product((1, 64, 2048), (torch.float32, torch.int8)):
+        cache, slots = make_caches(256, 16, dtype, backend)[0], torch.randperm(4096)[:tokens]
+        qkv = torch.randn(tokens, KV_HEADS * (GROUP + 2), HEAD_DIM)
+        query, key, value = qkv.tensor_split((KV_HEADS * GROUP, KV_HEADS * (GROUP + 1)), dim=1)
+        angles = torch.randn(tokens, 1, HEAD_DIM // 2)
+        cos, sin = angles.cos(), angles.sin()
+        best = race(
+            seconds,
+            {
+                "one": partial(backend.rotate_and_write_kv, query, key, value, cos, sin, cache, slots),
+                "rotate": partial(rotate_in_place, qkv[:, :-KV_HEADS], cos, sin),
+                "write": partial(backend.write_kv, key, value, cache, slots),
+            },
+        )
+        two = best["rotate"] + best["write"]
+        yield {
+            "tokens": tokens,
+            "dtype": str(dtype)[6:],
+            "one_pass_us": best["one"] * 1e6,
+            "two_steps_us": two * 1e6,
+            "gain": two / best["one"],
+        }
+
+
 def error(backend: CpuBackend, _seconds: float) -> Iterator[Row]:
     """4 sequences of standard normal K and V and queries: what each stored dtype loses."""
     for context in (256, 4096):
@@ -298,6 +328,7 @@ PARTS = {
     "blocks": blocks,
     "prefill": prefill,
     "prefix": prefix,
+    "write": write,
     "calls": calls,
     "error": error,
 }

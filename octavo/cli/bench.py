@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from octavo.attention.cpu import CpuBackend
 
-PARTS = ("decode", "blocks", "prefill", "prefix", "calls", "error")
+PARTS = ("decode", "blocks", "prefill", "prefix", "write", "calls", "error")
 KV_DTYPES = ("float32", "bfloat16", "float16", "int8")
 MAX_CONTEXT = 2**20
 WIDTH = 120  # of tables that go to a file
@@ -64,6 +64,13 @@ COLUMNS: dict[str, Columns] = {
         ("prefix_megabytes", "MB", ".1f"),
         ("once_ms", "once ms", ".3f"),
         ("each_ms", "each ms", ".3f"),
+        ("gain", "gain", ".2f"),
+    ),
+    "write": (
+        ("tokens", "tokens", ",d"),
+        ("dtype", "dtype", "s"),
+        ("one_pass_us", "one pass, us", ".1f"),
+        ("two_steps_us", "two steps, us", ".1f"),
         ("gain", "gain", ".2f"),
     ),
     "calls": (("call", "call", "s"), ("microseconds", "microseconds", ".1f")),
