@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from octavo.engine.config import AUTO, DEFAULT_BLOCK_SIZE, EngineConfig
 
+_LANES = 16  # slots that the cpu backend lays side by side, where blocks hold whole multiples of them
+
 _BLOCK_SIZES = {
     "cpu": (16, "the smallest that the kernels read without packing keys first"),
     "reference": (16, "this backend gathers at one cost whatever the size"),
@@ -40,6 +42,8 @@ def choose_format(config: EngineConfig, weights_dtype: str, backend: str) -> KVF
             "--kv-dtype float16 or int8 makes room for more tokens"
         )
     if config.block_size is not None:
-        return KVFormat(dtype, config.block_size, dtype_reason, "--block-size")
+        slow = backend == "cpu" and config.block_size % _LANES
+        note = f"; no multiple of {_LANES}, so the kernels pack keys at each step" if slow else ""
+        return KVFormat(dtype, config.block_size, dtype_reason, f"--block-size{note}")
     block_size, why = _BLOCK_SIZES.get(backend, (DEFAULT_BLOCK_SIZE, f"not measured on {backend}"))
     return KVFormat(dtype, block_size, dtype_reason, f"auto: {why}; larger ones waste more; --block-size")

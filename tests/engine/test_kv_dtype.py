@@ -140,7 +140,7 @@ def test_the_budget_is_what_the_tensors_take(tiny: Tiny, dtype: str) -> None:
     assert stats["bytes_per_block"] == engine.budget.bytes_per_block
     assert stats["block_size"] == 7
     assert rows["KV dtype"] == f"{dtype} (--kv-dtype)"
-    assert rows["KV block"] == f"7 tokens, {engine.budget.bytes_per_block:,} bytes (--block-size)"
+    assert rows["KV block"].startswith(f"7 tokens, {engine.budget.bytes_per_block:,} bytes (--block-size")
 
 
 def test_what_was_chosen_says_so(tiny: Tiny) -> None:
@@ -152,6 +152,15 @@ def test_what_was_chosen_says_so(tiny: Tiny) -> None:
     assert rows["KV block"].startswith(f"{engine.budget.block_size} tokens, ")
     assert "(auto: " in rows["KV block"]
     assert rows["KV block"].endswith("--block-size)")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("block_size", [1, 7, 16, 24, 32, 256])
+def test_a_block_size_without_the_fast_layout_says_so(tiny: Tiny, block_size: int, name: str) -> None:
+    """The row tells of packing exactly where the cpu backend's caches lie as rows."""
+    engine = llm_on(tiny[0], make_backend(name), block_size=block_size, num_blocks=600 // block_size).engine
+    packs = name == "cpu" and engine.runner.caches[0].storage is None
+    assert ("pack keys" in dict(engine.describe())["KV block"]) == packs
 
 
 def test_a_backend_that_nobody_measured_says_so() -> None:
