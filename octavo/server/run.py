@@ -9,6 +9,7 @@ stop()   ------------------------> closes; joined
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -70,7 +71,13 @@ class HttpServer:
         self._server = uvicorn.Server(config)
         self._failure: BaseException | None = None
         self._ended = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-http", daemon=True)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that answers, once it runs."""
+        return self._loop
 
     def start(self) -> None:
         """Listen. Raises OSError when the socket cannot."""
@@ -106,9 +113,13 @@ class HttpServer:
             self._ended.wait()
             self._thread.join()
 
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve(sockets=[self._sock])
+
     def _run(self) -> None:
         try:
-            self._server.run(sockets=[self._sock])
+            asyncio.run(self._serve())
         except BaseException as error:  # also the SystemExit that uvicorn raises
             self._failure = error
         finally:

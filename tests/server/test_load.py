@@ -1,0 +1,241 @@
+"""The real server under clients that leave, dawdle and hang: nothing leaks, and others are not slowed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from octavo.engine import EngineThread
+from octavo.server import ServerConfig, create_app
+from octavo.server import protocol as server_protocol
+from octavo.server.run import HttpServer
+
+from .conftest import wait_for
+from .http_load import ask, request_bytes, storm
+from .tiny_chat import engine_thread, tiny_with_tools
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_with_tools(tmp_path_factory.mktemp("tiny"))
+
+
+class Running:
+    """A server on a free port, with a look at its event loop."""
+
+    def __init__(self, engine: EngineThread) -> None:
+        self.engine = engine
+        self.app = create_app(engine, ServerConfig(max_open_sequences=1000))
+        self.sock = socket.socket()
+        self.sock.bind(("127.0.0.1", 0))
+        self.port: int = self.sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = HttpServer(self.app, self.sock)
+        self.server.start()
+
+    def tasks(self) -> int:
+        """Tasks of the server's loop, as the loop itself counts them."""
+        found: list[int] = []
+        loop = self.server.loop
+        assert loop is not None
+        loop.call_soon_threadsafe(lambda: found.append(len(asyncio.all_tasks(loop))))
+        wait_for(lambda: bool(found))
+        return found[0]
+
+    def idle(self) -> bool:
+        """Whether nothing of any request is left in server or engine."""
+        stats = self.engine.stats()
+        return (
+            stats["blocks_held"] == stats["num_running"] == stats["num_waiting"] == 0
+            and self.app.state.context.under_way == 0
+            and self.app.state.context.gate.open == 0
+            and not self.engine._streams
+        )
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.engine.shutdown(timeout=10)
+        self.sock.close()
+
+
+@pytest.fixture
+def start(checkpoint: Path) -> Iterator[Callable[..., Running]]:
+    """`start(**engine options)`; stopped after the test."""
+    with ExitStack() as stack:
+
+        def make(**options: object) -> Running:
+            running = Running(engine_thread(checkpoint, **options))
+            stack.callback(running.stop)
+            return running
+
+        yield make
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.proof)])
+def test_leaving_in_every_state(start: Callable[..., Running], count: int) -> None:
+    """`count` requests over 64 connections, a third dropped queued, in prefill, mid-stream, with n = 4:
+    within five seconds nothing is held, no task is left, memory has not grown, and the pool is sound."""
+    running = start(max_num_seqs=8, checked=False, num_blocks=300)
+    before = running.tasks()
+    asyncio.run(storm(running.port, max(150, count // 5), 64, seed=1))
+    wait_for(running.idle, 5.0)
+    gc.collect()
+    threads = threading.active_count()
+    warm = psutil.Process().memory_info().rss
+    ends = asyncio.run(storm(running.port, count, 64, seed=2))
+    wait_for(running.idle, 5.0)
+    assert ends["dropped"] == -(-count // 3)
+    assert ends["200"] == count - ends["dropped"]
+    wait_for(lambda: running.tasks() <= before, 5.0)
+    gc.collect()
+    assert psutil.Process().memory_info().rss < warm * 1.03
+    assert threading.active_count() <= threads
+    running.engine.engine.pool.check()
+    assert (
+        httpx.post(f"{running.url}/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+    )
+
+
+def test_a_queued_request_that_leaves_touches_no_other(start: Callable[..., Running]) -> None:
+    """One sequence at a time: A runs, B waits and leaves; A's stream is the same as without B."""
+    running = start(max_num_seqs=1)
+    body = {"prompt": "A book", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+    alone = httpx.post(f"{running.url}/v1/completions", json=body).text
+
+    def texts(answer: str) -> list[str]:
+        lines = [line for line in answer.splitlines() if line]
+        return [line.partition('"text":')[2].partition(',"logprobs"')[0] for line in lines]
+
+    with httpx.stream("POST", f"{running.url}/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        first = next(lines)
+        with socket.create_connection(("127.0.0.1", running.port)) as other:
+            other.sendall(request_bytes({"prompt": "B", "max_tokens": 50, "ignore_eos": True}))
+            wait_for(lambda: running.app.state.context.under_way == 2)
+        wait_for(lambda: running.app.state.context.under_way == 1)
+        rest = "\n".join([first, *lines])
+    assert texts(rest) == texts(alone)
+    assert "[DONE]" in rest
+
+
+def test_half_open_connections_are_closed(start: Callable[..., Running], monkeypatch) -> None:
+    """A connection that says nothing, or half a request head, is closed after a while; a body that does
+    not come is a 408; a good request meanwhile is answered, and a kept connection is not cut in the head."""
+    monkeypatch.setattr(server_protocol, "HEAD_SECONDS", 0.3)
+    running = start()
+    running.app.state.context.config = ServerConfig(body_seconds=0.3)
+    silent, halves = (socket.create_connection(("127.0.0.1", running.port)) for _ in "ab")
+    halves.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+    slow = socket.create_connection(("127.0.0.1", running.port))
+    slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    with httpx.Client() as kept:
+        assert kept.get(f"{running.url}/health").status_code == 200
+        for sock in (silent, halves):
+            sock.settimeout(10)
+            assert sock.recv(100) == b""
+        assert kept.get(f"{running.url}/health").status_code == 200
+    slow.settimeout(10)
+    assert slow.recv(1000).startswith(b"HTTP/1.1 408")
+    for sock in (silent, halves, slow):
+        sock.close()
+    wait_for(running.idle, 5.0)
+
+
+def test_a_reader_that_takes_nothing_is_cut(start: Callable[..., Running], monkeypatch) -> None:
+    """A client that does not read its answer is cut after a while, and its request ends."""
+    monkeypatch.setattr(server_protocol, "STALL_SECONDS", 0.3)
+    running = start()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect(("127.0.0.1", running.port))
+        body = {"prompt": ["a"] * 20, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
+        sock.sendall(request_bytes(body))
+        wait_for(lambda: running.app.state.context.under_way == 1)
+        wait_for(running.idle, 60.0)
+
+
+@pytest.mark.proof
+def test_slow_readers_do_not_slow_others(start: Callable[..., Running]) -> None:
+    """500 clients that read nothing and 200 half-open connections: a normal stream's median time stays
+    within a quarter of what it was. Measured alternately; needs a quiet machine."""
+    running = start(max_num_seqs=64, checked=False, num_blocks=4000)
+    body = {"prompt": "A book", "max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    def once() -> float:
+        begin = time.perf_counter()
+        assert "[DONE]" in httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).text
+        return time.perf_counter() - begin
+
+    for _ in range(5):
+        once()
+    quiet = statistics.median(once() for _ in range(25))
+    held: list[socket.socket] = []
+    try:
+        slow = request_bytes({**body, "n": 4, "logprobs": 20})
+        for number in range(700):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            sock.connect(("127.0.0.1", running.port))
+            sock.sendall(slow if number < 500 else b"POST /v1/completions HTTP/1.1\r\n")
+            held.append(sock)
+        # They have been computed and their answers wait to be read.
+        wait_for(
+            lambda: running.engine.stats()["num_running"] + running.engine.stats()["num_waiting"] == 0, 120
+        )
+        busy = statistics.median(once() for _ in range(25))
+    finally:
+        for sock in held:
+            sock.close()
+    print(f"a stream of 100 tokens: {quiet * 1000:.1f} ms alone, {busy * 1000:.1f} ms beside slow readers")
+    assert busy < quiet * 1.25
+
+
+def test_five_megabytes_do_not_stall(start: Callable[..., Running]) -> None:
+    """While 5 MB of text are tokenized, health and a stream go on; the text is then refused as too long."""
+    running = start()
+    answers: list[httpx.Response] = []
+    huge = {"prompt": "The quick brown fox jumps over it. " * 150_000}
+
+    def send() -> None:
+        answers.append(httpx.post(f"{running.url}/v1/completions", json=huge, timeout=120))
+
+    posted = threading.Thread(target=send)
+    posted.start()
+    served = 0
+    while posted.is_alive():
+        assert httpx.get(f"{running.url}/health", timeout=60).status_code == 200
+        body = {"prompt": "a", "max_tokens": 3, "stream": True}
+        assert "[DONE]" in httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).text
+        served += 1
+    assert served >= 3  # it took a while, and others were answered all along
+    assert answers[0].status_code == 400
+    assert str(running.engine.engine.max_model_len) in answers[0].json()["error"]["message"]
+
+
+def test_normal_close_while_waiting(start: Callable[..., Running]) -> None:
+    """A client that closes in order, not by a reset, is noticed as well."""
+    running = start(max_num_seqs=1)
+
+    async def leave() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(request_bytes({"prompt": "a", "ignore_eos": True, "n": 4}))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await writer.wait_closed()
+        assert await ask(running.port, {"prompt": "b", "max_tokens": 1}, None, random.Random(0)) == "200"
+
+    asyncio.run(leave())
+    wait_for(running.idle, 5.0)
