@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from octavo.engine import StructuredOutputs
 from octavo.engine.logprobs import TokenLogprobs
 from octavo.engine.origin import Origin
 from octavo.engine.params import SamplingParams
@@ -30,6 +31,7 @@ from octavo.server.generation import Piece, Usage, generate
 from octavo.server.prompts import check_token_ids
 from octavo.server.schemas import SampledRequest
 from octavo.server.stream import DONE, EventStream, event, unless_disconnected
+from octavo.server.structured import named, read_structured
 
 
 class Call(ABC):
@@ -46,7 +48,11 @@ class Call(ABC):
         self._request = request
         self._num_prompts = num_prompts
         self._caller = caller
-        self._params: SamplingParams = caller.bounded(request.sampling_params())
+        self._form_field, form = self.form_of_answer()
+        params = request.sampling_params()
+        if form is not None:
+            params = replace(params, structured_outputs=form)
+        self._params: SamplingParams = caller.bounded(params)
         check_token_ids(
             request.stop_token_ids, context.engine.engine.vocab_size, "stop_token_ids", "stop_token_ids"
         )
@@ -81,6 +87,11 @@ class Call(ABC):
     @abstractmethod
     def new_choice(self, index: int) -> Choice:
         """The choice of that number, when its first piece has come."""
+
+    def form_of_answer(self) -> tuple[str | None, StructuredOutputs | None]:
+        """The field that gives the answer a form, and the form."""
+        form = read_structured(self._request.structured_outputs)
+        return ("structured_outputs" if form is not None else None), form
 
     def extras(self) -> Body:
         """Fields of the whole answer, or of a stream's first chunk, that only some ask for."""
@@ -167,8 +178,9 @@ class Call(ABC):
         keep = self._params.truncate_prompt_tokens
         if keep is not None:
             prompts = [ids[-keep:] for ids in prompts]
-        for ids in prompts:
-            self._context.engine.engine.resolve(ids, self._params)
+        with named(self._form_field):
+            for ids in prompts:
+                self._context.engine.engine.resolve(ids, self._params)
         return prompts
 
     async def _generated(self) -> AsyncGenerator[Piece, None]:

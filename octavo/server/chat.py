@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.engine import StructuredOutputs
 from octavo.errors import InvalidRequest
 from octavo.server.body import read_request
 from octavo.server.call import Call
@@ -16,7 +17,17 @@ from octavo.server.context import ServerContext
 from octavo.server.logprobs import prompt_logprobs
 from octavo.server.messages import read_messages
 from octavo.server.schemas import ChatRequest
-from octavo.server.tools import ToolForm, Tools, form_of, make_parser, read_tools, render_tools
+from octavo.server.structured import forced_call, read_format
+from octavo.server.tools import (
+    NamedParser,
+    ToolForm,
+    ToolParser,
+    Tools,
+    form_of,
+    make_parser,
+    read_tools,
+    render_tools,
+)
 
 router = APIRouter()
 
@@ -49,12 +60,12 @@ class ChatCall(Call):
         tools: Tools | None,
         form: ToolForm,
     ) -> None:
-        super().__init__(context, request, 1, caller)
         check_tools(tools, form)
         self._asked = request
         self._messages = messages
         self._tools = tools
         self._form = form
+        super().__init__(context, request, 1, caller)
         if request.service_tier is not None:
             self._head["service_tier"] = "default"
 
@@ -63,18 +74,24 @@ class ChatCall(Call):
         variables |= self._asked.chat_template_kwargs
         return [self._tokenizer.encode_chat(messages, self._asked.add_generation_prompt, **variables)]
 
+    def form_of_answer(self) -> tuple[str | None, StructuredOutputs | None]:
+        return one_form(
+            ("response_format", read_format(self._asked.response_format, "response_format")),
+            super().form_of_answer(),
+            ("tool_choice", forced_call(self._tools) if self._tools is not None else None),
+        )
+
     def prompt_texts(self) -> list[Any]:
         return list(self._messages)
 
     def new_choice(self, index: int) -> ChatChoice:
         tools = self._tools
-        parser = None if tools is None else make_parser(self._form.check("tools"), tools.names)
         return ChatChoice(
             self._tokenizer,
             index,
             with_logprobs=self._asked.logprobs,
             with_ids=self._asked.return_token_ids,
-            parser=parser,
+            parser=parser_of(tools, self._form),
             single=tools is not None and not tools.several,
         )
 
@@ -87,17 +104,39 @@ class ChatCall(Call):
         return extras
 
 
+NamedForm = tuple[str | None, StructuredOutputs | None]
+"""The field of a request that gives its answer a form, and the form."""
+
+
 def check_tools(tools: Tools | None, form: ToolForm) -> None:
     """Refuse what of tools this model or server cannot honour."""
     if tools is None:
         return
     form.check("tools")
-    if tools.forced:
-        raise InvalidRequest(
-            'tool_choice that forces a call is not supported by this server; use "auto"', param="tool_choice"
-        )
     for i, tool in enumerate(tools.declared):
-        if tool["function"].get("strict"):
+        if tool["function"].get("strict") and not tools.forced:
             raise InvalidRequest(
-                f"tools[{i}]: strict is not supported by this server; leave it out", param="tools"
+                f"tools[{i}]: strict is honoured only where tool_choice forces a call; leave it out",
+                param="tools",
             )
+
+
+def one_form(
+    *forms: tuple[str | None, StructuredOutputs | None],
+) -> tuple[str | None, StructuredOutputs | None]:
+    """The one field that gives the answer a form. Raises InvalidRequest where two of them do."""
+    given = [(name, form) for name, form in forms if form is not None]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"{given[0][0]} and {given[1][0]} both give the answer a form", param=given[1][0]
+        )
+    return given[0] if given else (None, None)
+
+
+def parser_of(tools: Tools | None, form: ToolForm) -> ToolParser | None:
+    """What reads calls out of the text: a forced call is the whole of it, else the model's form."""
+    if tools is None:
+        return None
+    if tools.named is not None:
+        return NamedParser(tools.named)
+    return make_parser("llama" if tools.forced else form.check("tools"), tools.names)

@@ -38,7 +38,6 @@ CHAT_REFUSALS: Refusals = {
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),

@@ -220,6 +220,25 @@ PARTS: dict[Any, Json] = {
             {"type": "array", "minItems": 1, "items": _IDS},
         ]
     },
+    "response_format": {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {"type": "object", "properties": {"schema": {"type": "object"}}},
+        },
+        "required": ["type"],
+    },
+    "structured_outputs": {
+        "type": "object",
+        "properties": {
+            "json": {"type": ["object", "string", "boolean", "null"]},
+            "json_object": {"type": "boolean"},
+            "regex": {"type": ["string", "null"]},
+            "choice": {"type": ["array", "null"], "items": _TEXT},
+            "grammar": {"type": ["string", "null"]},
+        },
+        "additionalProperties": False,
+    },
     "messages": _MESSAGES,
     "tools": _TOOLS,
     ("ResponsesRequest", "tools"): _FLAT_TOOLS,

@@ -106,6 +106,7 @@ class SampledRequest(Schema):
     repetition_penalty: float = 1.0
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES), FailFast()] = {}
     bad_words: Annotated[list[str], FailFast()] = []
+    structured_outputs: dict[str, Any] | None = None
     cache_salt: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] = 0
     stream: bool = False
@@ -231,6 +232,7 @@ class ChatRequest(GenerationRequest):
     tools: Any = None  # tools/ reads these two
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    response_format: Any = None  # structured.py reads it
     service_tier: Literal["auto", "default"] | None = None
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True

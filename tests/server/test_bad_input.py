@@ -85,7 +85,6 @@ def test_refused_completion_fields(client: TestClient, field: str, value: object
         ("prompt_cache_retention", "24h"),
         ("functions", [{}]),
         ("function_call", "auto"),
-        ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "text", "schema": {}}),
         ("modalities", ["text", "audio"]),
         ("audio", {}),

@@ -51,8 +51,8 @@ def scripted(engine: EngineThread, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         real = module.choose
 
-        def forced(plan: Any, logits: Any, live: Any) -> Any:
-            found = real(plan, logits, live)
+        def forced(plan: Any, *others: Any) -> Any:
+            found = real(plan, *others)
             sampled = [entry for entry in plan.entries if entry.num_samples]
             for entry, choices in zip(sampled, [c for c in found if c], strict=True):
                 number = len(entry.branch.tokens) - len(entry.branch.request.prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from octavo.engine import Engine, EngineConfig, EngineThread
 from octavo.models import load_model
@@ -18,9 +19,9 @@ TEMPLATE = (
 )
 
 
-def tiny_with_tools(directory: Path) -> Path:
+def tiny_with_tools(directory: Path, **options: Any) -> Path:
     """The folder of the checkpoint."""
-    path = tiny_checkpoint(directory)[0]
+    path = tiny_checkpoint(directory, **options)[0]
     config = path / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
     return path

@@ -11,11 +11,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.engine import StructuredOutputs
 from octavo.errors import OctavoError
 from octavo.server.body import read_request
 from octavo.server.call import Call
 from octavo.server.caller import Caller
-from octavo.server.chat import check_tools
+from octavo.server.chat import check_tools, one_form, parser_of
 from octavo.server.choices import Body, ChatChoice
 from octavo.server.context import ServerContext
 from octavo.server.errors import describe
@@ -23,7 +24,8 @@ from octavo.server.responses.input import read_input
 from octavo.server.responses.items import Event, OutputItems
 from octavo.server.responses.schema import ResponsesRequest
 from octavo.server.stream import logger, named_event
-from octavo.server.tools import ToolForm, Tools, form_of, make_parser, read_tools, render_tools
+from octavo.server.structured import forced_call, read_format
+from octavo.server.tools import ToolForm, Tools, form_of, read_tools, render_tools
 
 router = APIRouter()
 
@@ -55,12 +57,12 @@ class ResponseCall(Call):
         tools: Tools | None,
         form: ToolForm,
     ) -> None:
-        super().__init__(context, request, 1, caller)
         check_tools(tools, form)
         self._asked = request
         self._messages = messages
         self._tools = tools
         self._form = form
+        super().__init__(context, request, 1, caller)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._items = OutputItems()
         self._number = 0
@@ -68,6 +70,13 @@ class ResponseCall(Call):
     def encode(self) -> list[list[int]]:
         messages, variables = render_tools(self._form, self._messages, self._tools)
         return [self._tokenizer.encode_chat(messages, True, **variables)]
+
+    def form_of_answer(self) -> tuple[str | None, StructuredOutputs | None]:
+        return one_form(
+            ("text.format", read_format(self._asked.text.get("format"), "text.format", flat=True)),
+            super().form_of_answer(),
+            ("tool_choice", forced_call(self._tools) if self._tools is not None else None),
+        )
 
     def prompt_texts(self) -> list[Any]:
         return list(self._messages)
@@ -79,7 +88,7 @@ class ResponseCall(Call):
             index,
             with_logprobs=self._asked.with_logprobs,
             with_ids=False,
-            parser=None if tools is None else make_parser(self._form.check("tools"), tools.names),
+            parser=parser_of(tools, self._form),
             single=tools is not None and not tools.several,
         )
 
@@ -169,7 +178,7 @@ class ResponseCall(Call):
             "service_tier": "default",
             "store": False,
             "temperature": asked.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": asked.text.get("format") or {"type": "text"}},
             "tool_choice": asked.tool_choice or "auto",
             "tools": [_shown_tool(tool) for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs or 0,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from octavo.errors import InvalidRequest
-from octavo.server.fields import Refusals
+from octavo.server.fields import Refusals, screen
 from octavo.server.schemas import SampledRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -26,7 +26,6 @@ REFUSALS: Refusals = {
     "store": (False,),
 }
 _TEXT: Refusals = {"verbosity": ("medium",)}
-_FORMATS = ({"type": "text"},)
 
 
 class ResponsesRequest(SampledRequest):
@@ -62,13 +61,7 @@ class ResponsesRequest(SampledRequest):
                     f"include may hold {LOGPROBS!r} only; {name[:64]!r} is not supported by this server",
                     param="include",
                 )
-        for name, value in self.text.items():
-            accepted = {"format": _FORMATS, "verbosity": ("medium",)}.get(name, ())
-            if value is not None and value not in accepted:
-                raise InvalidRequest(
-                    f"text.{name[:64]} is not supported by this server; leave it out",
-                    param=f"text.{name[:64]}",
-                )
+        screen(self.text, ("format",), _TEXT, prefix="text.")
 
     def _further_params(self) -> dict[str, Any]:
         params: dict[str, Any] = {"max_tokens": self.max_output_tokens}

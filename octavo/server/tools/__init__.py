@@ -7,13 +7,22 @@ scan.py      one call's JSON as it comes -> its name, then its arguments
 """
 
 from octavo.server.tools.declare import Tools, read_tools
-from octavo.server.tools.parse import Arguments, CallStart, Content, ToolEvent, ToolParser, make_parser
+from octavo.server.tools.parse import (
+    Arguments,
+    CallStart,
+    Content,
+    NamedParser,
+    ToolEvent,
+    ToolParser,
+    make_parser,
+)
 from octavo.server.tools.prompt import ToolForm, form_of, render_tools
 
 __all__ = [
     "Arguments",
     "CallStart",
     "Content",
+    "NamedParser",
     "ToolEvent",
     "ToolForm",
     "ToolParser",

@@ -225,6 +225,26 @@ class LlamaParser(ToolParser):
         self._text = self._held = ""
 
 
+class NamedParser(ToolParser):
+    """The whole text is the arguments of one tool, which the request named."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def _read(self) -> Iterator[ToolEvent]:
+        if not self._text:
+            return
+        if not self.num_calls:
+            yield self._begin(self._name)
+        yield Arguments(0, self._text)
+        self._text = ""
+
+    def _rest(self) -> Iterator[ToolEvent]:
+        self.num_ended = self.num_calls
+        yield from ()
+
+
 def make_parser(form: str, names: Collection[str]) -> ToolParser:
     """The parser of a form: hermes or llama. `names` are the declared tools."""
     return HermesParser() if form == "hermes" else LlamaParser(names)

@@ -1,0 +1,120 @@
+"""What a request says of the form of its answer, as the engine's StructuredOutputs.
+
+response_format    {"type": "text" | "json_object" | "json_schema", "json_schema": {"schema": ...}}
+text.format        the same in Responses, flatter
+structured_outputs one of json, json_object, regex, choice, grammar - an extension, as vLLM has it
+tool_choice        a call that must be made: its arguments, or name and arguments, by the tools' schemas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from octavo.engine import StructuredOutputs
+from octavo.errors import InvalidRequest
+from octavo.server.tools import Tools
+
+_FORMAT = ("name", "description", "schema", "strict")
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_MAX_SHOWN = 40
+
+
+def read_format(value: Any, where: str, *, flat: bool = False) -> StructuredOutputs | None:
+    """The form of a response_format or text.format; None for plain text. Raises InvalidRequest."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a type", param=where)
+    kind = value.get("type")
+    if kind in ("text", "json_object"):
+        _only(value, ("type",), where)
+        return StructuredOutputs(json_object=True) if kind == "json_object" else None
+    if kind != "json_schema":
+        shown = kind[:_MAX_SHOWN] if isinstance(kind, str) else "none"
+        raise InvalidRequest(
+            f"{where}.type must be text, json_object or json_schema, not {shown!r}", param=where
+        )
+    if flat:
+        return _of_schema({name: item for name, item in value.items() if name != "type"}, where)
+    _only(value, ("type", "json_schema"), where)
+    return _of_schema(value.get("json_schema"), f"{where}.json_schema")
+
+
+def read_structured(value: Mapping[str, Any] | None) -> StructuredOutputs | None:
+    """The form that the extension names."""
+    if value is None:
+        return None
+    _only(value, _KINDS, "structured_outputs")
+    return StructuredOutputs(**value)
+
+
+def forced_call(tools: Tools) -> StructuredOutputs | None:
+    """The form of a call that must be made; None where the model may choose."""
+    if tools.named is not None:
+        return StructuredOutputs(json=tools.parameters(tools.named))
+    if tools.choice != "required":
+        return None
+    shared: dict[str, Any] = {}
+    calls = []
+    for number, name in enumerate(tools.names):
+        schema = tools.parameters(name)
+        for kind in ("$defs", "definitions"):
+            defined = schema.get(kind, {})
+            shared |= {f"{number}.{key}": _moved(item, number) for key, item in defined.items()}
+        bare = {key: item for key, item in schema.items() if key not in ("$defs", "definitions")}
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": _moved(bare, number)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return StructuredOutputs(json={"anyOf": calls, "$defs": shared})
+
+
+@contextmanager
+def named(where: str | None) -> Iterator[None]:
+    """Name the request's own field where the engine would name its parameter."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if where is None or error.param != "structured_outputs":
+            raise
+        raise InvalidRequest(f"{where}: {error}", param=where) from error
+
+
+def _of_schema(value: Any, where: str) -> StructuredOutputs:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where} must be an object with a schema", param=where)
+    _only(value, _FORMAT, where)
+    schema = value.get("schema")
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest(f"{where}.schema must be a JSON schema, an object", param=where)
+    with named(where):
+        return StructuredOutputs(json=schema)
+
+
+def _only(value: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+    for name, item in value.items():
+        if name not in names and item is not None:
+            raise InvalidRequest(
+                f"{where}.{name[:_MAX_SHOWN]} is not supported by this server; leave it out", param=where
+            )
+
+
+def _moved(value: Any, number: int) -> Any:
+    """A schema that is now part of a larger one: references to its definitions point to where they went."""
+    if isinstance(value, list):
+        return [_moved(item, number) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    made = {key: _moved(item, number) for key, item in value.items()}
+    target = value.get("$ref")
+    if isinstance(target, str):
+        for kind in ("#/$defs/", "#/definitions/"):
+            if target.startswith(kind):
+                made["$ref"] = f"#/$defs/{number}.{target.removeprefix(kind)}"
+    return made

@@ -1,0 +1,189 @@
+"""Answers of a stated form, and calls that must be made, over a tiny model that knows nothing of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+
+from octavo.engine import EngineThread
+from octavo.server import create_app
+
+from . import openai
+from .sse import events, texts
+from .tiny_chat import engine_thread, tiny_with_tools
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+USER = {"role": "user", "content": "A book"}
+PLACE = {"$ref": "#/$defs/place"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}, "c": PLACE},
+    "required": ["a", "b", "c"],
+    "additionalProperties": False,
+    "$defs": {"place": {"enum": ["near", "far"]}},
+}
+OTHER = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 2]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+NEAR = {"type": "function", "function": {"name": "near", "parameters": SCHEMA, "strict": True}}
+COUNT = {"type": "function", "function": {"name": "count", "parameters": OTHER}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
+
+
+def wrapped(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineThread]:
+    thread = engine_thread(
+        tiny_with_tools(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048), num_blocks=2000
+    )
+    yield thread
+    thread.shutdown(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def client(engine: EngineThread) -> Iterator[TestClient]:
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        yield client
+
+
+def ok(client: TestClient, url: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(url, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_json_schema(client: TestClient, stream: bool, seed: int) -> None:
+    """The text is JSON of the schema, in a body and in a stream, for each of n."""
+    body = {"messages": [USER], "response_format": FORMAT, "n": 2, "seed": seed}
+    if stream:
+        found = texts(events(client.post(CHAT, json={**body, "stream": True})))
+    else:
+        found = {c["index"]: c["message"]["content"] for c in ok(client, CHAT, **body)["choices"]}
+    assert sorted(found) == [0, 1]
+    for text in found.values():
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("form", "holds"),
+    [
+        ({"regex": "[ab]{3}"}, lambda text: set(text) <= {"a", "b"} and len(text) == 3),
+        ({"choice": ["leaf", "sheet"]}, lambda text: text in ("leaf", "sheet")),
+        ({"json": OTHER}, lambda text: json.loads(text)["n"] in (1, 2)),
+    ],
+)
+@pytest.mark.parametrize("url", [COMPLETIONS, CHAT, RESPONSES])
+def test_extension(client: TestClient, url: str, form: dict[str, Any], holds: Any) -> None:
+    """structured_outputs holds on every route."""
+    prompts = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": [USER]}, RESPONSES: {"input": "a"}}
+    answer = ok(client, url, **prompts[url], structured_outputs=form, seed=1)
+    if url == RESPONSES:
+        text = answer["output"][0]["content"][0]["text"]
+    else:
+        choice = answer["choices"][0]
+        text = choice["text"] if url == COMPLETIONS else choice["message"]["content"]
+    assert holds(text)
+
+
+def test_responses(client: TestClient) -> None:
+    """text.format is response_format, flatter; the response tells it again."""
+    form = {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}
+    answer = ok(client, RESPONSES, input="a", text={"format": form}, seed=1)
+    openai.check("Response", answer)
+    jsonschema.validate(json.loads(answer["output"][0]["content"][0]["text"]), SCHEMA)
+    assert answer["text"]["format"] == form
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("choice", ["required", "near", "count"])
+def test_forced_calls(client: TestClient, choice: str, seed: int, stream: bool) -> None:
+    """A call that must be made is made, of the tool that was named, with arguments of its schema."""
+    forced: Any = choice if choice == "required" else {"type": "function", "function": {"name": choice}}
+    body = {"messages": [USER], "tools": [NEAR, COUNT], "tool_choice": forced, "seed": seed}
+    if stream:
+        chunks = [
+            c for one in events(client.post(CHAT, json={**body, "stream": True})) for c in one["choices"]
+        ]
+        pieces = [call for c in chunks for call in c["delta"].get("tool_calls", [])]
+        name = pieces[0]["function"]["name"]
+        arguments = "".join(piece["function"]["arguments"] for piece in pieces)
+        reason = chunks[-1]["finish_reason"]
+        assert not any(c["delta"].get("content") for c in chunks)
+    else:
+        made = ok(client, CHAT, **body)["choices"][0]
+        (call,) = made["message"]["tool_calls"]
+        name, arguments, reason = (
+            call["function"]["name"],
+            call["function"]["arguments"],
+            made["finish_reason"],
+        )
+        assert made["message"]["content"] is None
+    assert reason == "tool_calls"
+    assert name in ("near", "count") if choice == "required" else name == choice
+    jsonschema.validate(json.loads(arguments), SCHEMA if name == "near" else OTHER)
+
+
+def test_forced_call_of_a_response(client: TestClient) -> None:
+    """The same in Responses."""
+    tool = {"type": "function", **COUNT["function"]}  # type: ignore[dict-item]
+    choice = {"type": "function", "name": "count"}
+    answer = ok(client, RESPONSES, input="a", tools=[tool], tool_choice=choice, seed=1)
+    openai.check("Response", answer)
+    assert [item["type"] for item in answer["output"]] == ["function_call"]
+    jsonschema.validate(json.loads(answer["output"][0]["arguments"]), OTHER)
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "param"),
+    [
+        (CHAT, {"response_format": 5}, "response_format"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_object", "x": 1}}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+            "response_format.json_schema",
+        ),
+        (
+            CHAT,
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "s", "schema": {"type": "nothing"}},
+                }
+            },
+            "response_format",
+        ),
+        (CHAT, {"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        (CHAT, {"response_format": FORMAT, "tools": [NEAR], "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tools": [NEAR]}, "tools"),
+        (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs"),
+        (COMPLETIONS, {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        (COMPLETIONS, {"structured_outputs": {"other": "a"}}, "structured_outputs"),
+        (COMPLETIONS, {"structured_outputs": {"regex": 5}}, "structured_outputs"),
+        (COMPLETIONS, {"response_format": FORMAT}, "response_format"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "s"}}}, "text.format"),
+    ],
+)
+def test_refusals(client: TestClient, url: str, fields: dict[str, Any], param: str) -> None:
+    """A form that cannot be enforced is refused by the field that states it."""
+    prompts = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": [USER]}, RESPONSES: {"input": "a"}}
+    answer = client.post(url, json={**prompts[url], **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
