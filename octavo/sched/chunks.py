@@ -59,12 +59,13 @@ class Draft:
         """Whether another prompt could get a token."""
         return self.budget > 0 and self.spare > 0
 
-    def chunk(self, branch: Branch, share: float = 1.0) -> int:
-        """Tokens that `branch` could get of `share` of the room that is left."""
+    def chunk(self, branch: Branch, share: float = 1.0, at_least: int = 0) -> int:
+        """Tokens that `branch` could get of `share` of the room that is left; at_least: whatever they add."""
         assert branch.kv is not None
         chosen = self.chosen.get(branch, 0)
         wanted = branch.remaining - chosen
         count = min(wanted, math.ceil(self.budget * share))
         if math.isfinite(self.spare):
-            count = min(count, self.costs.chunk_within(self.spare * share, branch.kv.length + chosen))
+            within = self.costs.chunk_within(self.spare * share, branch.kv.length + chosen)
+            count = min(count, max(within, at_least))
         return max(0, count)

@@ -147,6 +147,9 @@ class Queue:
         """A tenant comes (back): it starts level with the least served of those that wait."""
         level = min((self.service(other) for other in self._tenants), default=self._floor)
         self._service[tenant] = max(self._service.get(tenant, level), level)
-        if len(self._service) > _TENANTS_KEPT:  # who is not ahead of the rest would be lifted anyway
-            kept = {t: s for t, s in self._service.items() if t in self._tenants or s > level}
-            self._service = {**kept, tenant: self._service[tenant]}
+        if len(self._service) > _TENANTS_KEPT:
+            # Who is not ahead of the rest would be lifted anyway; those least ahead are forgiven the most.
+            away = [t for t in self._service if t not in self._tenants and t != tenant]
+            away.sort(key=self._service.__getitem__, reverse=True)
+            for other in away[_TENANTS_KEPT // 2 :]:
+                del self._service[other]

@@ -225,10 +225,8 @@ class Scheduler:
         )
         for branch in [*ranked[:1], *sorted(ranked[1:], key=lambda b: b.remaining)]:
             first = branch is ranked[0]
-            shared = first and (len(ranked) > 1 or bool(self.waiting))
-            count = draft.chunk(branch, 0.5 if shared else 1.0)
-            if first:
-                count = max(count, min(MIN_CHUNK, branch.remaining, draft.budget))
+            share = 0.5 if first and (len(ranked) > 1 or bool(self.waiting)) else 1.0
+            count = draft.chunk(branch, share, at_least=MIN_CHUNK if first else 0)
             if (
                 count
                 and branch.state is State.RUNNING
