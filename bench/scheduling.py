@@ -4,10 +4,10 @@
     python -m bench.scheduling modes   WORKLOADS.json --kv-tokens 2048
     python -m bench.scheduling gap
 
-budgets: W2's requests through the paged pool and through contiguous reservation (max, pow2, oracle) of as much
-memory: throughput, sequences at once, and how the slots were used. modes: the same with each way of
-preemption, while admission believes every output to be short, so that preemptions happen. gap: eight running
-streams while a long prompt comes: the gaps between their tokens, against those without the prompt.
+budgets: W2's requests through the paged pool and through contiguous reservation (max, pow2, oracle) in as
+much memory: throughput, sequences at once, and how the slots were used. modes: the same with each way of
+preemption, while admission believes every output to be short, so that preemptions happen. gap: eight
+running streams while a long prompt comes: the gaps between their tokens, against those without the prompt.
 
 --requests N and --shorten K take the first N requests with a K-th of their outputs.
 """
