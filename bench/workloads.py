@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument(
         "--kv-tokens", type=int, help="limit the KV cache of every workload to this many tokens"
     )
+    parser.add_argument("--weights", default="auto", help="auto, float32, int8 or int4")
     parser.add_argument("--host-cache", help="bytes of the host tier, for example 1GiB")
     parser.add_argument("--disk-cache", help="path of the disk tier; run twice to see a warm start")
     args = parser.parse_args()
@@ -92,7 +93,7 @@ def main() -> None:
         work = {**works[works[name].get("same_as", name)], **works[name]}
         if args.kv_tokens:
             work["kv_tokens"] = args.kv_tokens
-        options = {"model": args.model, "host_cache": args.host_cache, "disk_cache": args.disk_cache}
+        options = {name: getattr(args, name) for name in ("model", "weights", "host_cache", "disk_cache")}
         results = [run(name, work, args.block_size, options) for _ in range(args.rounds)]
         wall = statistics.median(r["wall s"] for r in results)
         row = min(results, key=lambda r: abs(r["wall s"] - wall))

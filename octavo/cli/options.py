@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", *DTYPES, "int8")
+WEIGHTS = ("auto", "float32", "int8", "int4")
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -77,6 +78,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         default="float32",
         help="number format to compute in (default: %(default)s)",
+    )
+    group.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        default="auto",
+        help="format of the weights: auto keeps a GGUF file's four- and eight-bit ones as they are stored, "
+        "and floats as floats; float32 computes in full; int8 and int4 round (default: %(default)s)",
     )
     group.add_argument(
         "--kv-dtype",
@@ -249,6 +257,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         disk_cache=args.disk_cache,
         disk_cache_size=args.disk_cache_size,
         kv_dtype=args.kv_dtype,
+        weights=args.weights,
         threads=args.threads,
         schedule=args.schedule,
         preemption=args.preemption,

@@ -10,6 +10,7 @@ import torch
 from octavo.engine.errors import ConfigError
 from octavo.kv import KV_DTYPES, KVShape, blocks_in, parse_bytes
 from octavo.kv.errors import InvalidArgument
+from octavo.models import WEIGHTS
 from octavo.sched.config import ORDERS, PREEMPTION_MODES, OrderName, PreemptionMode
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,7 +26,7 @@ DEFAULT_DISK_CACHE = "4GiB"
 class EngineConfig:
     """Options of LLM and of the command line.
 
-    model: smollm2, a directory, a .gguf file or a hub name. dtype: of weights and hidden states.
+    model: smollm2, a directory, a .gguf file or a hub name. dtype: of hidden states.
     block_size: token slots per KV block, 1..256; None chooses (defaults.py). kv_memory: bytes for the
     KV cache ("2GiB"), or num_blocks: that many blocks; not both; by default 2GiB. max_num_seqs:
     sequences that run at once. max_batched_tokens: tokens that one step computes. max_model_len:
@@ -34,7 +35,7 @@ class EngineConfig:
     evicted blocks go. disk_cache: a file or directory where they go next, kept across restarts, of at
     most disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
     kv_dtype: of stored keys and values, "auto" for that of the weights; int8 has a scale per token and
-    head. schedule: who is admitted first: fcfs, priority, prefix (longest cached prefix) or fair (per
+    head. weights: auto (as the checkpoint stores them), float32, int8 or int4; see load_model. schedule: who is admitted first: fcfs, priority, prefix (longest cached prefix) or fair (per
     tenant, by tenant_weights, 1 where not named). preemption: what becomes of the KV of a sequence that
     must wait: recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond
     max_num_seqs; None is no limit. threads: that a step computes with; None takes what the process may
@@ -56,6 +57,7 @@ class EngineConfig:
     disk_cache_size: str | int | None = None
     checked: bool = False
     kv_dtype: str = AUTO
+    weights: str = AUTO
     threads: int | None = None
     schedule: OrderName = "fcfs"
     tenant_weights: Mapping[str, float] | None = None
@@ -70,6 +72,15 @@ class EngineConfig:
             raise ConfigError(
                 f"kv_dtype must be one of {', '.join((AUTO, *KV_DTYPES))}, got {self.kv_dtype!r}",
                 param="kv_dtype",
+            )
+        if self.weights not in WEIGHTS:
+            raise ConfigError(
+                f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}", param="weights"
+            )
+        if self.weights != AUTO and self.dtype != "float32":
+            raise ConfigError(
+                f"weights {self.weights!r} are computed in float32, but dtype is {self.dtype}: give up one",
+                param="weights",
             )
         if self.block_size is not None:
             self._integer("block_size", 1, 256)

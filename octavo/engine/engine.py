@@ -90,7 +90,7 @@ class Engine:
     def from_config(cls, config: EngineConfig) -> Engine:
         """Load the model that the options name and build an engine on it. Raises ModelError, ConfigError."""
         set_threads(config.threads)  # before the weights are converted
-        return cls(load_model(config.model, DTYPES[config.dtype]), config)
+        return cls(load_model(config.model, DTYPES[config.dtype], config.weights), config)
 
     # -- what callers ask ----------------------------------------------------------------------
 
@@ -229,8 +229,9 @@ class Engine:
         context = f"{budget.max_model_len:,} tokens"
         return [
             ("model", f"{model.name} ({model.config.architecture}, {model.path})"),
-            ("dtype", f"{config.dtype} weights (--dtype)"),
-            ("weights", f"{model.weights_bytes:,} bytes"),
+            ("dtype", f"{config.dtype} (--dtype)"),
+            ("weights", f"{model.weights_bytes:,} bytes, {model.decoder.weights_note}"),
+            ("products", model.decoder.kernels),
             ("KV dtype", f"{kv.dtype} ({kv.dtype_reason})"),
             ("KV block", f"{kv.block_size} tokens, {budget.bytes_per_block:,} bytes ({kv.block_reason})"),
             ("KV blocks", f"{budget.num_blocks:,}, {memory:,} bytes ({source})"),

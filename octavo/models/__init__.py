@@ -1,5 +1,6 @@
 """Checkpoint -> logits: names, configuration, weights, tokenizer, decoder."""
 
+from octavo.models.build import WEIGHTS
 from octavo.models.config import ModelConfig, RopeConfig
 from octavo.models.decoder import Decoder
 from octavo.models.errors import (
@@ -17,6 +18,7 @@ from octavo.models.resolve import resolve_model
 from octavo.models.tokenizer import Tokenizer
 
 __all__ = [
+    "WEIGHTS",
     "ChatTemplateError",
     "CheckpointError",
     "ConfigError",

@@ -83,14 +83,19 @@ class GgufFile:
             # A copy: the mapped file is read-only, and torch wants memory it may write.
             return torch.from_numpy(raw.view(_PLAIN[info.type_name]).astype(np.float32)).view(info.shape)
         quantisation = gguf.GGMLQuantizationType[info.type_name]
-        rows = raw.reshape(-1, info.num_bytes // max(1, math.prod(info.shape[:-1])))
         try:
-            values = dequantize(rows, quantisation)
+            values = dequantize(self.raw_rows(name), quantisation)
         except NotImplementedError as error:
             raise UnsupportedModel(
                 f"{self.path}: tensor {name!r} has type {info.type_name}, which cannot be dequantised"
             ) from error
         return torch.from_numpy(values).view(info.shape)
+
+    def raw_rows(self, name: str) -> np.ndarray:
+        """The bytes of one tensor that is not empty, uint8 `[rows, bytes of a row]`, read-only."""
+        info = self.tensors[name]
+        raw = self._data[info.start : info.start + info.num_bytes]
+        return raw.reshape(-1, info.num_bytes // max(1, math.prod(info.shape[:-1])))
 
     def _place(self, entries: list[_Entry], data_start: int) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}

@@ -1,7 +1,7 @@
 """Weights from a GGUF file, under transformers' names.
 
     blk.3.attn_q.weight  --rename-->  model.layers.3.self_attn.q_proj.weight
-                         --dequantise--> float32
+                         --as bytes, or dequantised--> float32
                          --un-permute (llama only)--> rows in rotate-half order
 
 Owns the renaming and the row order. Parsing is in gguf_file.py.
@@ -12,11 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.models.config import ModelConfig
 from octavo.models.gguf_config import ROPE_DIVISORS
 from octavo.models.gguf_file import GgufFile
+from octavo.ops.packing import KINDS, StoredMatrix
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -57,14 +60,31 @@ class GgufWeights:
     def read(self, name: str) -> Tensor:
         """Read one tensor as float32. Raises UnsupportedModel for a type without dequantiser."""
         tensor = self._file.read(self._stored_names[name])
+        heads = self._permuted_heads(name)
+        return tensor if heads is None else torch.from_numpy(unpermute(tensor.numpy(), heads))
+
+    def type_name(self, name: str) -> str:
+        """GGUF's name of the tensor's type."""
+        return self._file.tensors[self._stored_names[name]].type_name
+
+    def stored(self, name: str) -> StoredMatrix:
+        """Read a matrix of one of KINDS as its bytes, of another type as float32. Raises as read() does."""
+        kind = self.type_name(name).lower()
+        if kind not in KINDS:
+            return StoredMatrix("float32", self.read(name).numpy())
+        rows = self._file.raw_rows(self._stored_names[name])
+        heads = self._permuted_heads(name)
+        return StoredMatrix(kind, rows if heads is None else unpermute(rows, heads))
+
+    def _permuted_heads(self, name: str) -> int | None:
+        """Heads in the rows of a tensor that llama.cpp's converter permuted."""
         match = _PERMUTED.search(name)
         if match is None or self._config.family != "llama":
-            return tensor
-        heads = self._config.num_heads if match[1] == "q" else self._config.num_kv_heads
-        return unpermute(tensor, heads)
+            return None
+        return self._config.num_heads if match[1] == "q" else self._config.num_kv_heads
 
 
-def unpermute(tensor: Tensor, heads: int) -> Tensor:
+def unpermute(tensor: np.ndarray, heads: int) -> np.ndarray:
     """Undo the row order that llama.cpp's converter gives q and k of the llama architecture.
 
     ggml rotates neighbouring dimensions there, so rows come as (0, D/2, 1, D/2 + 1, ...); this puts
@@ -72,7 +92,7 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
     """
     rows, *rest = tensor.shape
     # [H D, ...] -> [H, D/2, 2, ...] -> [H, 2, D/2, ...] -> [H D, ...]
-    return tensor.view(heads, rows // heads // 2, 2, *rest).transpose(1, 2).reshape(rows, *rest)
+    return tensor.reshape(heads, rows // heads // 2, 2, *rest).swapaxes(1, 2).reshape(rows, *rest)
 
 
 def _translate(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from octavo.models.build import build_decoder
 from octavo.models.config import ModelConfig, config_from_hf, eos_ids_from_hf
 from octavo.models.decoder import Decoder
 from octavo.models.errors import ConfigError
@@ -19,7 +20,6 @@ from octavo.models.gguf_loader import GgufWeights
 from octavo.models.resolve import resolve_model
 from octavo.models.safetensors_loader import SafetensorsWeights
 from octavo.models.tokenizer import Tokenizer
-from octavo.models.weights import build_decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LoadedModel:
     """Everything the engine needs from a checkpoint.
 
     `eos_token_ids` is the union of what the generation config, the config and the tokenizer name.
-    `weights_bytes` is the memory of all weights in the loaded dtype.
+    `weights_bytes` is the memory of all weights as they are loaded.
     """
 
     name: str
@@ -39,10 +39,11 @@ class LoadedModel:
     weights_bytes: int
 
 
-def load_model(path: Path | str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load_model(path: Path | str, dtype: torch.dtype = torch.float32, weights: str = "auto") -> LoadedModel:
     """Load a model from a path, or from a name that resolve_model understands.
 
-    dtype: float32, bfloat16 or float16, for weights and hidden states. The name is the one given,
+    dtype: float32, bfloat16 or float16, for hidden states. weights: auto (as stored), float32, int8 or
+    int4; see build_decoder. The name is the one given,
     or the file's or directory's when a Path is. Raises ModelError.
     """
     if isinstance(path, str):
@@ -55,7 +56,7 @@ def load_model(path: Path | str, dtype: torch.dtype = torch.float32) -> LoadedMo
         file = GgufFile(path)
         config = config_from_gguf(file)
         tokenizer = Tokenizer.from_gguf(file)
-        decoder = build_decoder(config, GgufWeights(file, config), dtype)
+        decoder = build_decoder(config, GgufWeights(file, config), dtype, weights)
         eos_ids = eos_ids_from_gguf(file)
     else:
         raw = read_json(path / "config.json")
@@ -63,7 +64,7 @@ def load_model(path: Path | str, dtype: torch.dtype = torch.float32) -> LoadedMo
         generation_path = path / "generation_config.json"
         eos_ids = eos_ids_from_hf(raw, read_json(generation_path) if generation_path.is_file() else {})
         tokenizer = Tokenizer.from_directory(path)
-        decoder = build_decoder(config, SafetensorsWeights(path), dtype)
+        decoder = build_decoder(config, SafetensorsWeights(path), dtype, weights)
     if tokenizer.eos_token_id is not None:
         eos_ids |= {tokenizer.eos_token_id}
     return LoadedModel(name, path, config, decoder, tokenizer, eos_ids, decoder.weights_bytes)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.models.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from octavo.ops.packing import StoredMatrix
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -53,6 +54,14 @@ class SafetensorsWeights:
         if tensor.dtype not in _READABLE:
             raise UnsupportedModel(f"tensor {name!r} has dtype {tensor.dtype}, which is not supported")
         return tensor
+
+    def type_name(self, name: str) -> str:
+        """How the file stores it: F32, BF16, F16, F64, or safetensors' word for another dtype."""
+        return str(self._files[name].get_slice(name).get_dtype())
+
+    def stored(self, name: str) -> StoredMatrix:
+        """Read a matrix as float32. Raises as read() does."""
+        return StoredMatrix("float32", self.read(name).to(torch.float32).numpy())
 
     def _open(self, path: Path) -> None:
         try:

@@ -1,9 +1,7 @@
-"""From named tensors to a Decoder, the same way for every file format.
+"""Which tensors a checkpoint must have.
 
     WeightSource (names as transformers writes them)
         --> every expected tensor there, none left over, every shape right
-        --> q|k|v and gate|up packed into one matrix each, in the wanted dtype
-        --> Decoder
 
 Owns the list of tensors that a config implies. A tensor that nobody reads is an error: a bias or
 norm dropped in silence gives fluent nonsense.
@@ -15,19 +13,22 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import Decoder, LayerWeights
-from octavo.models.errors import CheckpointError, UnsupportedModel
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from octavo.models.errors import CheckpointError
+from octavo.ops.packing import StoredMatrix
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+# Parts of a layer whose rows are stacked into one matrix.
+MATRICES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
 
 # Tables that older exporters stored and that follow from the config.
 _IGNORABLE = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -42,6 +43,12 @@ class WeightSource(Protocol):
 
     def read(self, name: str) -> Tensor:
         """Read one tensor, in a floating dtype and shape `shapes()[name]`."""
+
+    def type_name(self, name: str) -> str:
+        """How the file stores it, as GGUF names types: F32, BF16, Q4_1, ..."""
+
+    def stored(self, name: str) -> StoredMatrix:
+        """Read a matrix as it is stored where that is a kind of ours, else as float32."""
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
@@ -102,70 +109,6 @@ def check_names_and_shapes(config: ModelConfig, found: Mapping[str, tuple[int, .
             raise CheckpointError(
                 f"tensor {name!r} has shape {list(found[name])}, the configuration wants {list(wanted)}"
             )
-
-
-def build_decoder(config: ModelConfig, source: WeightSource, dtype: torch.dtype) -> Decoder:
-    """Check, read and pack all weights in `dtype`.
-
-    Peak memory is the decoder plus one tensor. Raises CheckpointError for missing, left-over or
-    misshapen tensors, UnsupportedModel for a dtype other than DTYPES.
-    """
-    if dtype not in DTYPES:
-        raise UnsupportedModel(f"dtype {dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
-    shapes = source.shapes()
-    check_names_and_shapes(config, shapes)
-
-    def take(*names: str) -> Tensor:
-        """Read tensors and stack them by rows, converting as they are copied in."""
-        rows = [shapes[name][0] for name in names]
-        packed = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype)
-        start = 0
-        for name, count in zip(names, rows):
-            _copy(packed[start : start + count], source.read(name))
-            start += count
-        return packed
-
-    def read_layer(index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}."
-        attn, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-
-        def bias(present: bool, *names: str) -> Tensor | None:
-            return take(*(f"{name}.bias" for name in names)) if present else None
-
-        qkv = (f"{attn}q_proj", f"{attn}k_proj", f"{attn}v_proj")
-        gate_up = (f"{mlp}gate_proj", f"{mlp}up_proj")
-        return LayerWeights(
-            attention_norm=take(f"{prefix}input_layernorm.weight"),
-            qkv=take(*(f"{name}.weight" for name in qkv)),
-            qkv_bias=bias(config.attention_bias, *qkv),
-            q_norm=take(f"{attn}q_norm.weight") if config.qk_norm else None,
-            k_norm=take(f"{attn}k_norm.weight") if config.qk_norm else None,
-            output=take(f"{attn}o_proj.weight"),
-            output_bias=bias(config.o_bias, f"{attn}o_proj"),
-            mlp_norm=take(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=take(*(f"{name}.weight" for name in gate_up)),
-            gate_up_bias=bias(config.mlp_bias, *gate_up),
-            down=take(f"{mlp}down_proj.weight"),
-            down_bias=bias(config.mlp_bias, f"{mlp}down_proj"),
-        )
-
-    embedding = take(EMBEDDING)
-    return Decoder(
-        config,
-        embedding=embedding,
-        layers=[read_layer(index) for index in range(config.num_layers)],
-        final_norm=take(FINAL_NORM),
-        head=embedding if config.tie_word_embeddings else take(HEAD),
-    )
-
-
-def _copy(target: Tensor, tensor: Tensor) -> None:
-    if target.dtype == tensor.dtype == torch.float32:
-        # Hundreds of copies bound by memory gain nothing from torch's threads, and wait for them
-        # when the cores are busy: numpy copies on this thread (measured 2 x faster under load).
-        np.copyto(target.numpy(), tensor.numpy())
-    else:
-        target.copy_(tensor)
 
 
 def _listing(names: set[str]) -> str:

@@ -52,7 +52,7 @@ def test_help_explains_each_option(command: str, capsys: pytest.CaptureFixture[s
     """Every engine option stands in the help of every command, and no option is without a text."""
     assert run(command, "--help") == 0
     text = capsys.readouterr().out
-    for option in (*ENGINE, "--dtype", "--kv-dtype", "--kv-memory", "--no-prefix-caching"):
+    for option in (*ENGINE, "--dtype", "--kv-dtype", "--weights", "--kv-memory", "--no-prefix-caching"):
         assert option in text
     lines = text.partition("options:")[2].splitlines()
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
@@ -113,6 +113,7 @@ def test_bad_integers(
         ("--dtype", "int4"),
         ("--dtype", "int8"),
         ("--kv-dtype", "int4"),
+        ("--weights", "q4_0"),
     ],
 )
 def test_bad_values(
@@ -145,13 +146,13 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
     }
     flat = [text for pair in options.items() for text in pair]
     assert run("generate", "some/dir", "--prompt", "a", *flat, "--no-prefix-caching") == 0
-    assert run("generate", "--prompt", "a", "--kv-memory", "1GiB") == 0
+    assert run("generate", "--prompt", "a", "--kv-memory", "1GiB", "--weights", "int8") == 0
     assert run("generate", "--prompt", "a") == 0
     first, second, third = engine.configs
     assert first == type(third)(
         "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5, speculate=4
     )
-    assert second == type(third)(kv_memory="1GiB")
+    assert second == type(third)(kv_memory="1GiB", weights="int8")
     assert third == type(third)()
 
 

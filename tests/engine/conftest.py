@@ -21,8 +21,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
-    """The default model."""
-    return load_model("smollm2")
+    """The default model in float32."""
+    return load_model("smollm2", weights="float32")
 
 
 @pytest.fixture(scope="session")

@@ -21,5 +21,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
-    """The default model, loaded once."""
-    return load_model("smollm2")
+    """The default model in float32, as transformers reads it, loaded once."""
+    return load_model("smollm2", weights="float32")

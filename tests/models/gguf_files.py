@@ -13,10 +13,10 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from octavo.models import Decoder
+from octavo.models.build import build_decoder
 from octavo.models.gguf_config import config_from_gguf
 from octavo.models.gguf_file import GgufFile
 from octavo.models.gguf_loader import GgufWeights
-from octavo.models.weights import build_decoder
 
 QuantType = gguf.GGMLQuantizationType
 
@@ -128,11 +128,11 @@ def tensors_of(model: Any, architecture: str, types: Mapping[str, QuantType] | N
     return out
 
 
-def decoder_from_gguf(path: Path) -> Decoder:
-    """Load the weights without a tokenizer."""
+def decoder_from_gguf(path: Path, weights: str = "float32") -> Decoder:
+    """Load the weights, by default as the numbers that they stand for, without a tokenizer."""
     file = GgufFile(path)
     config = config_from_gguf(file)
-    return build_decoder(config, GgufWeights(file, config), torch.float32)
+    return build_decoder(config, GgufWeights(file, config), torch.float32, weights)
 
 
 def as_float32(array: np.ndarray) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor
 from octavo.attention.interface import AttentionBackend, AttentionBatch, LayerCache
 from octavo.attention.reference import ReferenceBackend
 from octavo.models import Decoder
+from octavo.models.build import build_decoder
 from octavo.models.config import config_from_hf
 from octavo.models.safetensors_loader import SafetensorsWeights
-from octavo.models.weights import build_decoder
 
 VOCAB = 160
 SIZES: dict[str, Any] = {
@@ -58,10 +58,10 @@ def save(model: Any, directory: Path, **changes: Any) -> Path:
     return directory
 
 
-def decoder_from(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def decoder_from(directory: Path, dtype: torch.dtype = torch.float32, weights: str = "auto") -> Decoder:
     """Load the weights without a tokenizer."""
     config = config_from_hf(json.loads((directory / "config.json").read_text()))
-    return build_decoder(config, SafetensorsWeights(directory), dtype)
+    return build_decoder(config, SafetensorsWeights(directory), dtype, weights)
 
 
 def prompt(length: int, seed: int = 1, vocab: int = VOCAB) -> list[int]:

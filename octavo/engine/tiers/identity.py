@@ -39,18 +39,20 @@ def fingerprint(
     dtype: torch.dtype,
     block_size: int,
     kv_dtype: torch.dtype | None = None,
+    weights: str = "",
     layout: str,
     thorough: bool = False,
 ) -> str:
     """64 hex digits that match only where stored KV may be served.
 
     model_path: a .gguf file, or a directory whose *.safetensors files count. config: the architecture,
-    by its repr. dtype: of weights and hidden states; kv_dtype: of the cache, the same by default.
+    by its repr. dtype: of hidden states; kv_dtype: of the cache, the same by default. weights: the formats
+    that they are computed in.
     Raises StoreError when the files cannot be read. Cost: SHA-256 of what is read, about 1 GB/s.
     """
     total = hashlib.sha256()
     # Each part with its length first, so that no two lists of parts spell the same bytes.
-    for part in (KV_VERSION, layout, block_size, dtype, kv_dtype or dtype, repr(config)):
+    for part in (KV_VERSION, layout, block_size, dtype, kv_dtype or dtype, weights, repr(config)):
         _add(total, str(part).encode())
     try:
         files = sorted(model_path.glob("*.safetensors")) if model_path.is_dir() else [model_path]

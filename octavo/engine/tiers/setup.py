@@ -36,6 +36,7 @@ def open_tiers(
             block_size=caches[0].block_size,
             kv_dtype=caches[0].key.dtype,
             layout=layout(caches),
+            weights=model.decoder.weights_note,
         )
         path = Path(config.disk_cache)
         disk = DiskStore(path, stats.disk.slots, block_bytes(caches), identity)
