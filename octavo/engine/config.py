@@ -36,11 +36,12 @@ class EngineConfig:
     most disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
     kv_dtype: of stored keys and values, "auto" for that of the weights; int8 has a scale per token and
     head. weights: auto (as the checkpoint stores them), float32, int8 or int4; see load_model. schedule:
-    who is admitted first: fcfs, priority, prefix (longest cached prefix) or fair (per tenant,
-    by tenant_weights, 1 where not named). preemption: what becomes of the KV of a sequence that must wait: recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond
-    max_num_seqs; None is no limit. threads: that a step computes with; None takes what the process may
-    use (cpus.py). speculate: tokens that a sequence may guess from its own text each step, checked in
-    the same pass; 0..16, 0 is off.
+    who is admitted first: fcfs, priority, prefix (longest cached prefix) or fair (per tenant, by
+    tenant_weights, 1 where not named). preemption: what becomes of the KV of a sequence that must wait:
+    recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond max_num_seqs; None
+    is no limit. threads: that a step computes with; None takes what the process may use (cpus.py).
+    speculate: tokens that a sequence may guess from its own text each step, checked in the same pass;
+    0..16, 0 is off.
     """
 
     model: str = "smollm2"

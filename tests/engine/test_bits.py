@@ -60,7 +60,7 @@ def preempt_often(llm: LLM) -> None:
         deltas = original()
         if next(steps) % 3 == 0:
             for branch in list(scheduler.running):
-                scheduler._preempt(branch)
+                scheduler.preempt(branch)
         return deltas
 
     llm.engine.step = step  # type: ignore[method-assign]
