@@ -31,11 +31,25 @@ class Gate:
             )
 
     @contextmanager
-    def places(self, wanted: int) -> Iterator[None]:
-        """Hold `wanted` places inside the `with` block; raises as `check` does."""
+    def places(self, wanted: int) -> Iterator[Places]:
+        """Hold `wanted` places inside the `with` block, or until they are given back; raises as `check`."""
         self.check(wanted)
-        self.open += wanted
+        held = Places(self, wanted)
         try:
-            yield
+            yield held
         finally:
-            self.open -= wanted
+            held.give_back(held.count)
+
+
+class Places:
+    """Places that a request holds. A client that reads slowly must not hold those of work that is done."""
+
+    def __init__(self, gate: Gate, count: int) -> None:
+        self._gate = gate
+        self.count = count
+        gate.open += count
+
+    def give_back(self, count: int) -> None:
+        """Free `count` of them."""
+        self._gate.open -= count
+        self.count -= count

@@ -184,10 +184,10 @@ class Call(ABC):
         return prompts
 
     async def _generated(self) -> AsyncGenerator[Piece, None]:
-        with self._context.gate.places(self._num_prompts * self._params.width):
+        with self._context.gate.places(self._num_prompts * self._params.width) as places:
             self._ids = await self._context.off_loop(self._resolved)
             params = replace(self._params, truncate_prompt_tokens=None)
-            generated = generate(self._context, self._ids, params, self.usage, self._origin)
+            generated = generate(self._context, self._ids, params, self.usage, self._origin, places.give_back)
             async with aclosing(generated) as pieces:
                 async for piece in pieces:
                     yield piece

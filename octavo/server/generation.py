@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -79,8 +79,12 @@ async def generate(
     params: SamplingParams,
     usage: Usage,
     origin: Origin,
+    computed: Callable[[int], None],
 ) -> AsyncGenerator[Piece, None]:
     """Run all `prompts` at once and yield their pieces as they come, adding to `usage`.
+
+    `computed` is told of each prompt that the engine is done with how many sequences that were, which may
+    be long before a slow client has read them.
 
     Raises what the engine raised for any of them, EngineUnavailable when it died without a word, and
     RequestTimeout when all of it takes longer than a request may.
@@ -92,6 +96,8 @@ async def generate(
         asyncio.create_task(_pump(engine, index, ids, params, origin, queue))
         for index, ids in enumerate(prompts)
     ]
+    for pump in pumps:
+        pump.add_done_callback(lambda _: computed(params.width))
     unfinished = len(pumps)
     try:
         while unfinished:

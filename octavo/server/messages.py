@@ -16,8 +16,6 @@ from octavo.errors import InvalidRequest
 from octavo.server.tools import ToolForm
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# An assistant message that a client sends back carries these, empty.
-EMPTY_FIELDS = ("name", "refusal", "annotations", "audio", "function_call", "tool_calls", "tool_call_id")
 _READ = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 MAX_SHOWN = 40
 
@@ -66,7 +64,7 @@ def _read_message(message: Any, where: str, form: ToolForm) -> dict[str, Any]:
         raise fault(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     for name, item in message.items():
         known = name in ("role", "content") or name in _READ.get(role, ())
-        if not known and not (name in EMPTY_FIELDS and item in (None, [])):
+        if not known and item not in (None, []):  # client libraries send back what they left empty
             raise fault(f"{where}.{name[:MAX_SHOWN]}", "is not supported by this server; leave it out")
     if role == "tool":
         return _read_result(message, where, form)
@@ -104,6 +102,14 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise fault(f"{where}.function", "must be an object with name and arguments")
+    # The openai package adds the last of each to what it sends back; it says nothing new.
+    for place, value, names in (
+        (where, call, ("id", "type", "function", "index")),
+        (f"{where}.function", function, ("name", "arguments", "parsed_arguments")),
+    ):
+        for name, item in value.items():
+            if name not in names and item is not None:
+                raise fault(f"{place}.{name[:MAX_SHOWN]}", "is not supported by this server; leave it out")
     if not isinstance(call.get("id"), str):
         raise fault(f"{where}.id", "must be a string")
     arguments = read_arguments(function.get("arguments"), f"{where}.function.arguments")

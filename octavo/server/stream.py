@@ -82,6 +82,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": first, "more_body": True})
             while (chunk := await self._next(events)) is not None:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                # Neither a full queue nor a send need to wait: others, and a lost connection, get a turn.
+                await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, events: AsyncGenerator[bytes, None]) -> bytes | None:

@@ -37,7 +37,7 @@ class Running:
 
     def __init__(self, engine: EngineThread) -> None:
         self.engine = engine
-        self.app = create_app(engine, ServerConfig(max_open_sequences=1000))
+        self.app = create_app(engine, ServerConfig(max_open_sequences=5000))
         self.sock = socket.socket()
         self.sock.bind(("127.0.0.1", 0))
         self.port: int = self.sock.getsockname()[1]
@@ -238,4 +238,19 @@ def test_normal_close_while_waiting(start: Callable[..., Running]) -> None:
         assert await ask(running.port, {"prompt": "b", "max_tokens": 1}, None, random.Random(0)) == "200"
 
     asyncio.run(leave())
+    wait_for(running.idle, 5.0)
+
+
+def test_a_slow_reader_holds_no_place(start: Callable[..., Running], monkeypatch) -> None:
+    """Work that is done gives its places in the queue back, though its client has not read a byte."""
+    running = start()
+    gate = running.app.state.context.gate
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect(("127.0.0.1", running.port))
+        body = {"prompt": ["a"] * 10, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
+        sock.sendall(request_bytes(body))
+        wait_for(lambda: gate.open == 40)
+        wait_for(lambda: gate.open == 0, 60.0)
+        assert running.app.state.context.under_way == 1
     wait_for(running.idle, 5.0)
