@@ -218,6 +218,7 @@ class Admitter:
             self._starts.append((self._now, branch.width))
         else:
             stats.resumed += 1
+        branch.first_at = -1
         stats.swapped_in += moved
         self._memory.start(branch)
         self._queue.charge(request, branch.remaining)

@@ -95,13 +95,15 @@ class Queue:
 
         The queue may lose those that were handed out, nothing else, while this is running.
         """
-        late = []
+        late: list[Branch] = []
         for branch in self._by_age:
-            if not self.overdue(branch.request, step):
+            if len(late) == _WINDOW or not self.overdue(branch.request, step):
                 break
             if not branch.idle:
                 late.append(branch)
         yield from late
+        if len(late) == _WINDOW:
+            return
         if self._order == "fair":
             yield from self._by_service(set(late))
             return

@@ -111,6 +111,8 @@ def test_bad_integers(
         ("--seed", "-1"),
         ("--seed", HUGE),
         ("--dtype", "int4"),
+        ("--schedule", "random"),
+        ("--preemption", "drop"),
         ("--dtype", "int8"),
         ("--kv-dtype", "int4"),
         ("--weights", "q4_0"),
@@ -131,6 +133,13 @@ def test_blocks_or_memory(engine: FakeEngineThread, capsys: pytest.CaptureFixtur
     assert "--num-blocks" in capsys.readouterr().err
 
 
+def test_swap_needs_somewhere_to_go(engine: FakeEngineThread, capsys: pytest.CaptureFixture[str]) -> None:
+    """--preemption swap without --host-cache is refused before anything is loaded, and says what to give."""
+    assert run("chat", "--preemption", "swap") == 2
+    assert "host_cache, which is not set" in capsys.readouterr().err
+    assert engine.configs == []
+
+
 def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
     """Each option sets its field of EngineConfig; without options the engine's own defaults hold."""
     options = {
@@ -143,6 +152,8 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
         "--kv-dtype": "int8",
         "--threads": "5",
         "--speculate": "4",
+        "--schedule": "fair",
+        "--preemption": "recompute",
     }
     flat = [text for pair in options.items() for text in pair]
     assert run("generate", "some/dir", "--prompt", "a", *flat, "--no-prefix-caching") == 0
@@ -150,8 +161,9 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
     assert run("generate", "--prompt", "a") == 0
     first, second, third = engine.configs
     assert first == type(third)(
-        "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5, speculate=4
-    )
+        "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5, speculate=4,
+        schedule="fair", preemption="recompute",
+    )  # fmt: skip
     assert second == type(third)(kv_memory="1GiB", weights="int8")
     assert third == type(third)()
 
