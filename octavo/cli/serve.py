@@ -6,6 +6,7 @@ bind -> listen (ready: 503) -> load -> ready: 200 -> signal -> drain -> engine e
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from octavo.server.keys import ApiKey
     from octavo.server.run import HttpServer, Tls
 
+log = logging.getLogger("octavo.server")
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 LOOPBACK = ("127.", "::1", "localhost")
 
@@ -66,10 +68,14 @@ def run(args: argparse.Namespace) -> int:
                 app.state.context.attach(thread)
                 text = ready_text(args.host, args.port, bool(keys), tls is not None)
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
+                log.info(
+                    "ready", extra={"fields": {"model": args.model, "host": args.host, "port": args.port}}
+                )
                 _wait(server, console, args.drain_timeout)
         finally:
             # The engine has ended: what was still open has got its last event by now.
             server.stop()
+        log.info("stopped")
     return 0
 
 
@@ -117,6 +123,7 @@ def _wait(server: HttpServer, console: Console, seconds: float) -> None:
         server.wait()
     except KeyboardInterrupt:
         try:
+            log.info("draining", extra={"fields": {"seconds": seconds}})
             console.print(f"stopping: open requests have {seconds:g} s to finish (--drain-timeout)")
             if not server.drain(seconds):
                 console.print("stopping: some have not finished and are ended with an error")

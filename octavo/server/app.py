@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
+from octavo.server.heartbeat import beat
 from octavo.server.middleware import CrashGuard, RequestLog
 
 if TYPE_CHECKING:
@@ -32,8 +34,10 @@ def create_app(engine_thread: EngineThread | None, config: ServerConfig | None =
     context = ServerContext(engine_thread, config or ServerConfig())
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        beats = asyncio.create_task(beat(app.state))
         yield
+        beats.cancel()
         context.close()
 
     # The pages that FastAPI adds would load scripts from other hosts and describe no body: off.

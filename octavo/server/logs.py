@@ -15,16 +15,23 @@ FORMATS = ("text", "json")
 
 
 def configure(form: str, level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write the records of all `octavo` loggers to `stream` (standard error) in the form text or json.
+    """Write what `octavo` loggers say, and warnings of uvicorn and asyncio, in the form text or json.
 
-    Called again it replaces what it did before. Other libraries' loggers are left alone.
+    To `stream`, standard error if None. Called again it replaces what it did before.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    root = logging.getLogger("octavo")
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    root.propagate = False
+    for name, least in (("octavo", level), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
+        root = logging.getLogger(name)
+        root.handlers[:] = [handler]
+        root.setLevel(least)
+        root.propagate = False
+    # Said of each write to a client that has just left, which is no news.
+    logging.getLogger("asyncio").addFilter(_no_news)
+
+
+def _no_news(record: logging.LogRecord) -> bool:
+    return record.msg != "socket.send() raised exception."
 
 
 class TextFormatter(logging.Formatter):

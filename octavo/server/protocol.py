@@ -11,6 +11,8 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from octavo.server.errors import dump_json, error_body
+
 HEAD_SECONDS = 10.0
 STALL_SECONDS = 60.0
 
@@ -46,6 +48,19 @@ class BoundedProtocol(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._disarm_stall()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused like anything else, with an error object; the connection ends."""
+        body = dump_json(error_body(msg, "invalid_request_error"))
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        events = (
+            h11.Response(status_code=400, headers=[*headers, ("connection", "close")], reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch_head(self) -> None:
         """Run the timer while a request head is awaited, and not while one is answered."""

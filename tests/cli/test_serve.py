@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -131,8 +132,9 @@ def test_long_answers_are_cut(start: Start, port: int) -> None:
 
 
 def access_only(err: str) -> bool:
-    """Whether standard error holds nothing but the lines of the access log."""
-    return all(" INFO octavo.access request " in line for line in err.splitlines())
+    """Whether standard error holds nothing but the log's lines: requests, and the server's life."""
+    expected = re.compile(r"\S+ \S+ INFO octavo\.(access request |server (ready|draining|stopped))")
+    return all(expected.match(line) for line in err.splitlines()) and " stopped" in err
 
 
 def test_loading(start: Start, port: int, tmp_path: Path) -> None:

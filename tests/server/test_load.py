@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import socket
 import statistics
@@ -254,3 +255,20 @@ def test_a_slow_reader_holds_no_place(start: Callable[..., Running], monkeypatch
         wait_for(lambda: gate.open == 0, 60.0)
         assert running.app.state.context.under_way == 1
     wait_for(running.idle, 5.0)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000]
+)
+def test_what_is_no_http(start: Callable[..., Running], junk: bytes) -> None:
+    """Bytes that are no HTTP request get an error object and the end of the connection."""
+    running = start()
+    with socket.create_connection(("127.0.0.1", running.port)) as sock:
+        sock.settimeout(10)
+        sock.sendall(junk)
+        answer = b""
+        while chunk := sock.recv(4096):
+            answer += chunk
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from octavo.server import ServerConfig, create_app, logs
 from octavo.server.keys import ApiKey
 
+from .conftest import wait_for
 from .fake_engine import FakeEngineThread
 
 URL = "/v1/completions"
@@ -22,11 +24,12 @@ BODY = {"prompt": "my secret", "max_tokens": 3}
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
     """What the octavo loggers write, one JSON object a line; put back as it was afterwards."""
-    root, stream = logging.getLogger("octavo"), io.StringIO()
-    before = (root.handlers[:], root.level, root.propagate)
+    loggers, stream = [logging.getLogger(name) for name in ("octavo", "uvicorn", "asyncio")], io.StringIO()
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
     logs.configure("json", stream=stream)
     yield stream
-    root.handlers[:], root.level, root.propagate = before[0], before[1], before[2]
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.level, one.propagate = handlers, level, propagate
 
 
 def lines(log: io.StringIO) -> list[dict[str, object]]:
@@ -105,6 +108,27 @@ def test_text_log_is_one_line(log: io.StringIO) -> None:
     logging.getLogger("octavo.x").info("a\nb", extra={"fields": {"path": "/x\n\rINFO y", "n": 1}})
     assert len(stream.getvalue().splitlines()) == 1
     assert stream.getvalue().rstrip().endswith('path="/x\\n\\rINFO y" n=1')
+
+
+def test_engine_log(engine: FakeEngineThread, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the engine works there is a line every few seconds with its counts; then one that it rests."""
+    monkeypatch.setattr("octavo.server.heartbeat.SECONDS", 0.02)
+    engine.stalled = True
+    with TestClient(create_app(engine)) as client:
+        posted = threading.Thread(target=lambda: client.post(URL, json=BODY))
+        posted.start()
+        try:
+            wait_for(lambda: '"message": "working"' in log.getvalue())
+        finally:
+            engine.stalled = False
+            posted.join()
+        wait_for(lambda: '"message": "idle"' in log.getvalue())
+        size = len(log.getvalue())
+        client.get("/health/ready")
+        assert len(log.getvalue()) == size  # silent when idle
+    line = next(line for line in lines(log) if line["message"] == "working")
+    assert line["num_running"] == 1
+    assert {"tokens_per_second", "blocks_free"} <= line.keys()
 
 
 class TestCors:
