@@ -21,31 +21,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=whole_number(1, 65535), default=8000, help="port to listen on (default: %(default)s)"
     )
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="refuse requests that do not carry this key as 'Authorization: Bearer KEY'. Other users of this "
-        f"machine can see a command line, so better set the variable {KEY_VARIABLE} (default: no key)",
-    )
-    group.add_argument(
-        "--api-keys",
-        metavar="FILE",
-        help="a TOML file of keys, each with a name and limits of its own; docs/server.md has its form",
-    )
-    group.add_argument(
-        "--tls-cert",
-        metavar="FILE",
-        help="serve HTTPS with this certificate chain, a PEM file; with --tls-key",
-    )
-    group.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert, a PEM file")
-    group.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="let web pages from this origin, such as https://example.org, read answers; may be given "
-        "several times, * is any (default: none)",
-    )
+    _add_access_options(group)
     group.add_argument(
         "--max-queue",
         type=whole_number(1, 1_000_000),
@@ -84,4 +60,33 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--log-prompts",
         action="store_true",
         help="write prompts and answers to the log, which otherwise never holds any of them",
+    )
+
+
+def _add_access_options(group: argparse._ArgumentGroup) -> None:
+    """Who may ask, and how that is kept safe."""
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="refuse requests that do not carry this key as 'Authorization: Bearer KEY'. Other users of this "
+        f"machine can see a command line, so better set the variable {KEY_VARIABLE} (default: no key)",
+    )
+    group.add_argument(
+        "--api-keys",
+        metavar="FILE",
+        help="a TOML file of keys, each with a name and limits of its own; docs/server.md has its form",
+    )
+    group.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="serve HTTPS with this certificate chain, a PEM file; with --tls-key",
+    )
+    group.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert, a PEM file")
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages from this origin, such as https://example.org, read answers; may be given "
+        "several times, * is any (default: none)",
     )

@@ -52,7 +52,8 @@ class Call(ABC):
         params = request.sampling_params()
         if form is not None:
             params = replace(params, structured_outputs=form)
-        self._params: SamplingParams = caller.bounded(params)
+        caller.check(params)
+        self._params: SamplingParams = params
         check_token_ids(
             request.stop_token_ids, context.engine.engine.vocab_size, "stop_token_ids", "stop_token_ids"
         )
@@ -172,22 +173,25 @@ class Call(ABC):
             chunk["usage"] = self.usage.body() if self._request.continuous_usage else usage
         return event(chunk)
 
-    def _resolved(self) -> list[list[int]]:
+    def _resolved(self) -> list[tuple[list[int], SamplingParams]]:
         """Encode the prompts and check all of them, so that none is refused after others have begun."""
+        engine = self._context.engine.engine
         prompts = self.encode()
         keep = self._params.truncate_prompt_tokens
         if keep is not None:
             prompts = [ids[-keep:] for ids in prompts]
+        params = replace(self._params, truncate_prompt_tokens=None)
+        jobs = [(ids, self._caller.bounded(params, engine.max_model_len - len(ids))) for ids in prompts]
         with named(self._form_field):
-            for ids in prompts:
-                self._context.engine.engine.resolve(ids, self._params)
-        return prompts
+            for ids, bounded in jobs:
+                engine.resolve(ids, bounded)
+        return jobs
 
     async def _generated(self) -> AsyncGenerator[Piece, None]:
         with self._context.gate.places(self._num_prompts * self._params.width) as places:
-            self._ids = await self._context.off_loop(self._resolved)
-            params = replace(self._params, truncate_prompt_tokens=None)
-            generated = generate(self._context, self._ids, params, self.usage, self._origin, places.give_back)
+            jobs = await self._context.off_loop(self._resolved)
+            self._ids = [ids for ids, _ in jobs]
+            generated = generate(self._context, jobs, self.usage, self._origin, places.give_back)
             async with aclosing(generated) as pieces:
                 async for piece in pieces:
                     yield piece

@@ -31,19 +31,21 @@ class Caller:
         state = request.state
         return cls(getattr(state, "key", None), state.request_id, state.log)
 
-    def bounded(self, params: SamplingParams) -> SamplingParams:
-        """`params` within the key's max_tokens. Raises InvalidRequest when they ask for more."""
+    def check(self, params: SamplingParams) -> None:
+        """Raise InvalidRequest when `params` ask for more than the key's max_tokens."""
         limit = self.key.max_tokens if self.key is not None else None
-        if self.key is None or limit is None:
-            return params
-        if params.max_tokens is None:
-            return replace(params, max_tokens=limit)
-        if params.max_tokens > limit:
+        if self.key is not None and limit is not None and (params.max_tokens or 0) > limit:
             raise InvalidRequest(
                 f"max_tokens is {params.max_tokens}, and key {self.key.name!r} may ask for at most {limit}",
                 param="max_tokens",
             )
-        return params
+
+    def bounded(self, params: SamplingParams, room: int) -> SamplingParams:
+        """`params` for a prompt that leaves `room` tokens: where none were asked for, at most the key's
+        max_tokens."""
+        if self.key is None or self.key.max_tokens is None or params.max_tokens is not None or room < 1:
+            return params
+        return replace(params, max_tokens=min(self.key.max_tokens, room))
 
     def salt(self, given: str | None) -> str | None:
         """What separates cached prompts: the key's salt and the request's own, both where both are given."""

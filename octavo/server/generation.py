@@ -75,8 +75,7 @@ class Usage:
 
 async def generate(
     context: ServerContext,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
+    prompts: Sequence[tuple[list[int], SamplingParams]],
     usage: Usage,
     origin: Origin,
     computed: Callable[[int], None],
@@ -89,15 +88,15 @@ async def generate(
     Raises what the engine raised for any of them, EngineUnavailable when it died without a word, and
     RequestTimeout when all of it takes longer than a request may.
     """
-    engine = context.engine
+    engine, n, width = context.engine, prompts[0][1].n, prompts[0][1].width
     end = time.monotonic() + context.config.request_seconds
     queue: Queue = asyncio.Queue()
     pumps = [
         asyncio.create_task(_pump(engine, index, ids, params, origin, queue))
-        for index, ids in enumerate(prompts)
+        for index, (ids, params) in enumerate(prompts)
     ]
     for pump in pumps:
-        pump.add_done_callback(lambda _: computed(params.width))
+        pump.add_done_callback(lambda _: computed(width))
     unfinished = len(pumps)
     try:
         while unfinished:
@@ -113,7 +112,7 @@ async def generate(
                     raise EngineUnavailable("the request was stopped before it was finished")
                 scores, item.prompt_logprobs = item.prompt_logprobs, None
                 yield Piece(
-                    index * params.n + sequence.index,
+                    index * n + sequence.index,
                     sequence.text,
                     sequence.token_ids,
                     sequence.finish_reason,

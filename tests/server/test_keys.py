@@ -175,3 +175,14 @@ def test_priority_without_a_schedule_for_it(engine: FakeEngineThread) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "priority"
     assert "--schedule priority" in refused.json()["error"]["message"]
+
+
+def test_max_tokens_of_a_key_beyond_the_room(engine: FakeEngineThread) -> None:
+    """Where nothing is asked for, a prompt that leaves less room than the key's limit gets that room."""
+    client = TestClient(
+        create_app(engine, ServerConfig(keys=(ApiKey.from_secret("a", "ann", max_tokens=50),)))
+    )
+    body = {"prompt": ["x" * 90, "y"]}
+    answer = client.post(URL, json=body, headers={"Authorization": "Bearer a"})
+    assert answer.status_code == 200, answer.text
+    assert [params.max_tokens for _, params in engine.seen] == [10, 50]
