@@ -157,7 +157,7 @@ def gap(args: argparse.Namespace) -> None:
         return time.perf_counter() - begin
 
     warm = [timed() for _ in range(10)]
-    alone = [timed() for _ in range(40)]
+    alone = [timed() for _ in range(100)]
     short = SamplingParams(temperature=0, max_tokens=1)
     engine.add_request(prompt(200), short)  # the first prompt beside streams: what a chunk costs is learnt
     while any(branch.remaining > 1 for branch in engine.scheduler.running) or engine.scheduler.waiting:
@@ -181,6 +181,8 @@ def gap(args: argparse.Namespace) -> None:
                 "longest beside / median alone": round(max(beside) / median, 2),
                 "longest beside / median beside": round(max(beside) / statistics.median(beside), 2),
                 "steps over 2 x alone": sum(t > 2 * median for t in beside),
+                "99 % of steps beside ms": round(sorted(beside)[int(0.99 * len(beside))] * 1e3, 1),
+                "alone over 2 x alone": sum(t > 2 * median for t in alone),
                 "steps": len(beside),
                 "prompt s": round(took, 1),
                 "chunks": [chunks[0], chunks[len(chunks) // 2], chunks[-2]],

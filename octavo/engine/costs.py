@@ -36,7 +36,8 @@ class StepMeter:
             before = self._decodes.pop(rows, seconds)
             if len(self._decodes) >= _DECODES_KEPT:
                 del self._decodes[next(iter(self._decodes))]  # the one not seen for longest
-            self._decodes[rows] = _FADE * before + (1 - _FADE) * seconds
+            # A step that the machine held up says little of the next: it counts as half as much again.
+            self._decodes[rows] = _FADE * before + (1 - _FADE) * min(seconds, 1.5 * before)
         self._publish()
 
     def transfers(self, blocks: int, seconds: float) -> None:
@@ -52,6 +53,8 @@ class StepMeter:
         # A few rows more may cost nothing, or less than nothing; never plan with that.
         alone = self.costs.decode(rows) if rows and self._decodes else 0.0
         each = max(seconds - alone, seconds / (4 * (rows + tokens))) / tokens
+        if self._w > 100:
+            each = min(each, 2 * (self.costs.token + self.costs.pair * position))
         self._w = _FADE * self._w + tokens
         self._x = _FADE * self._x + tokens * position
         self._y = _FADE * self._y + tokens * each

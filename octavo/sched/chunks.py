@@ -22,7 +22,7 @@ from octavo.sched.request import Branch
 MARGIN = 0.75
 """Of what chunks may add, the part that is planned with."""
 
-MIN_CHUNK = 8
+MIN_CHUNK = 4
 """Tokens of the first prompt that are computed however little room there is, so that it ends."""
 
 
