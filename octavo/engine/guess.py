@@ -17,7 +17,8 @@ _LONGEST, _SHORTEST = 3, 2  # tokens that must have occurred before
 _FORGET = 0.9  # weight of what came before, at each check
 _REST, _LONGEST_REST = 8, 256  # steps without guesses after they did not pay, doubled each time
 STEP_COST = 10.0
-"""What a step costs besides its tokens, in tokens: measured on the default model (bench/speculation.py)."""
+"""What a step costs besides its tokens, in tokens: an estimate for small models on a CPU, not yet measured
+(bench/speculation.py)."""
 
 
 class NgramGuesser:
