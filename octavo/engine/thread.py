@@ -13,8 +13,10 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from octavo.engine.engine import Engine
 from octavo.engine.errors import EngineDead
@@ -24,6 +26,7 @@ from octavo.engine.params import SamplingParams
 
 log = logging.getLogger(__name__)
 NOWHERE = Origin()
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -102,6 +105,21 @@ class EngineThread:
             "blocks_cached": pool.cached,
             **lower,
         }
+
+    def ask(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine's thread before its next step, from any thread. Raises EngineDead."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(function())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._call(run)
+        return answer
 
     async def stream(
         self, prompt_token_ids: list[int], params: SamplingParams, origin: Origin = NOWHERE

@@ -16,7 +16,16 @@ from octavo.kv.eviction import LFU, LRU, EvictionPolicy, Expiring, Priority
 from octavo.kv.groups import Group, GroupedPool, GroupedSequence
 from octavo.kv.pool import Pool
 from octavo.kv.sequence import Sequence
-from octavo.kv.sizing import KV_DTYPES, KVShape, blocks_in, parse_bytes
+from octavo.kv.sizing import (
+    KV_DTYPES,
+    LIBRARIES,
+    KVShape,
+    automatic,
+    blocks_in,
+    parse_bytes,
+    requests_that_fit,
+    reserve_in,
+)
 from octavo.kv.store import BlockLost, Store
 from octavo.kv.types import (
     DEFAULT_SCOPE,
@@ -42,6 +51,7 @@ __all__ = [
     "DEFAULT_SCOPE",
     "KV_DTYPES",
     "LFU",
+    "LIBRARIES",
     "LRU",
     "Actions",
     "BlockLost",
@@ -76,6 +86,9 @@ __all__ = [
     "Tier",
     "TierStats",
     "Tokens",
+    "automatic",
     "blocks_in",
     "parse_bytes",
+    "requests_that_fit",
+    "reserve_in",
 ]

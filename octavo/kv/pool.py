@@ -16,6 +16,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kv import watch
 from octavo.kv.blocks import Blocks
 from octavo.kv.errors import InvalidArgument
 from octavo.kv.eviction import LRU, EvictionPolicy, Expiring
@@ -36,6 +37,7 @@ from octavo.kv.types import (
     Tokens,
     token_bytes,
 )
+from octavo.kv.watch import Watch
 
 MAX_BLOCK_SIZE = 256
 _NOTHING = Actions((), ())
@@ -252,6 +254,14 @@ class Pool:
             copies=blocks.num_copies,
             merges=blocks.merges,
         )
+
+    def watch(self) -> Watch:
+        """Note which blocks change from now on, until unwatch(); a second call gives the same Watch. O(1)."""
+        return watch.start(self._blocks)
+
+    def unwatch(self) -> None:
+        """Note no more. O(1)."""
+        watch.stop(self._blocks)
 
     def num_shared(self) -> int:
         """Device blocks with more than one holder. O(num_blocks)."""

@@ -92,3 +92,26 @@ def parse_bytes(text: str | int, option: str = "kv_memory") -> int:
     if value <= 0:
         raise InvalidArgument(f"{option} must be positive, got {text!r}")
     return value
+
+
+LIBRARIES = 48 * 2**20
+"""Bytes that a process takes for its threads, libraries' buffers and bookkeeping once requests run."""
+_LEAST_RESERVE = 256 * 2**20
+_RESERVE_SHARE = 8
+
+
+def reserve_in(memory: int) -> int:
+    """Of `memory` bytes that could be taken, those to leave to everything else on the machine: an eighth,
+    and at least 256 MiB."""
+    return max(_LEAST_RESERVE, memory // _RESERVE_SHARE)
+
+
+def automatic(memory: int, activations: int, lower_tiers: int = 0) -> int:
+    """Bytes for the KV cache out of `memory` that can still be taken: what activations, libraries, lower
+    tiers and the reserve leave; 0 or less where they leave nothing."""
+    return memory - reserve_in(memory) - activations - LIBRARIES - lower_tiers
+
+
+def requests_that_fit(num_blocks: int, block_size: int, num_tokens: int) -> int:
+    """Requests of `num_tokens` tokens each that have all their blocks at once, none of them shared."""
+    return num_blocks // -(-num_tokens // block_size)
