@@ -109,7 +109,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--kv-memory",
         metavar="SIZE",
-        help="memory for the KV cache, such as 512MiB or 8GiB (default: 2GiB)",
+        help="memory for the KV cache, such as 512MiB or 8GiB, or auto: what the machine can spare "
+        "(default: 2GiB)",
     )
     group.add_argument(
         "--max-num-seqs",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.engine.errors import ConfigError
-from octavo.kv import KV_DTYPES, KVShape, blocks_in, parse_bytes
+from octavo.kv import KV_DTYPES, LIBRARIES, KVShape, automatic, blocks_in, parse_bytes, reserve_in
 from octavo.kv.errors import InvalidArgument
 from octavo.models import WEIGHTS
 from octavo.sched.config import ORDERS, PREEMPTION_MODES, OrderName, PreemptionMode
@@ -28,7 +28,8 @@ class EngineConfig:
 
     model: smollm2, a directory, a .gguf file or a hub name. dtype: of hidden states.
     block_size: token slots per KV block, 1..256; None chooses (defaults.py). kv_memory: bytes for the
-    KV cache ("2GiB"), or num_blocks: that many blocks; not both; by default 2GiB. max_num_seqs:
+    KV cache ("2GiB", or "auto": what the machine can spare), or num_blocks: that many blocks; not both;
+    by default 2GiB. max_num_seqs:
     sequences that run at once. max_batched_tokens: tokens that one step computes. max_model_len:
     tokens of prompt and output together; by default the model's own context, or what the cache holds
     if that is less. prefix_caching: reuse computed blocks. host_cache: bytes of host memory where
@@ -158,17 +159,21 @@ class Budget:
         available: int | None = None,
         *,
         default_block_size: int = DEFAULT_BLOCK_SIZE,
+        activations: int = 0,
     ) -> Budget:
         """Blocks from the memory budget, and the context that they can hold.
 
         available: bytes that can still be allocated, if known. default_block_size: where the options
-        leave it open. Raises ConfigError when the cache would
-        need more, or when an explicit max_model_len exceeds the model's context or the cache.
+        leave it open. activations: bytes of a step, for kv_memory "auto". Raises ConfigError when the cache
+        would need more, or when an explicit max_model_len exceeds the model's context or the cache.
         """
         block_size = config.block_size if config.block_size is not None else default_block_size
+        host_bytes = _size("host_cache", config.host_cache) if config.host_cache is not None else 0
         try:
             if config.num_blocks is not None:
                 blocks = config.num_blocks
+            elif config.kv_memory == AUTO:
+                blocks = _automatic_blocks(shape, block_size, available, activations, host_bytes)
             else:
                 memory = parse_bytes(config.kv_memory if config.kv_memory is not None else DEFAULT_KV_MEMORY)
                 blocks = blocks_in(memory, shape, block_size)
@@ -206,6 +211,30 @@ class Budget:
         if wanted is None and slots < model_context:
             note = f"lowered from the model's {model_context} to what the KV cache holds; raise kv_memory"
         return Budget(block_size, blocks, per_block, context, note, host, disk)
+
+
+def _automatic_blocks(
+    shape: KVShape, block_size: int, available: int | None, activations: int, host_bytes: int
+) -> int:
+    """The blocks of kv_memory "auto": what the machine can spare."""
+    if available is None:
+        raise InvalidArgument("kv_memory auto: this system does not say how much memory is free; give a size")
+    memory = automatic(available, activations, host_bytes)
+    if memory < shape.bytes_per_block(block_size):
+        raise InvalidArgument(
+            f"kv_memory auto: of {available:,} bytes that are free, {activations:,} go to a step, "
+            f"{LIBRARIES:,} to libraries, {host_bytes:,} to host_cache and {reserve_in(available):,} stay "
+            f"free, which leaves {max(0, memory):,}, and one block needs "
+            f"{shape.bytes_per_block(block_size):,}: free some memory, or give kv_memory as a size"
+        )
+    return blocks_in(memory, shape, block_size)
+
+
+def _size(option: str, size: str | int) -> int:
+    try:
+        return parse_bytes(size, option)
+    except InvalidArgument as error:
+        raise ConfigError(str(error), param=option) from None
 
 
 def _tier_blocks(option: str, size: str | int | None, shape: KVShape, block_size: int) -> int:

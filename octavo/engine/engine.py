@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from octavo.attention import AttentionBackend, backend_note, make_backend
+from octavo.engine.activations import Activations, measured_activations
 from octavo.engine.assembly import beam_deltas, delta_of, grow
 from octavo.engine.beam_steps import advance_beams
-from octavo.engine.config import DTYPES, STORED, Budget, EngineConfig
+from octavo.engine.config import AUTO, DTYPES, STORED, Budget, EngineConfig
 from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format
@@ -32,7 +33,7 @@ from octavo.engine.sampling import Choice, choose, mask_jobs, score_prompts
 from octavo.engine.scheduling import make_pool, make_scheduler, scheduling_rows
 from octavo.engine.tiers.setup import open_tiers
 from octavo.kv import KVShape, Pool, PoolStats
-from octavo.models import LoadedModel, Tokenizer, load_model
+from octavo.models import LoadedModel, Tokenizer, activation_bytes, load_model
 from octavo.ops import ops_note
 from octavo.sched import Branch, Plan, Request, SchedulerStats, Stuck
 
@@ -65,8 +66,14 @@ class Engine:
             self.kv_format.dtype,
         )
         context = model.config.position_limit or model.config.max_position_embeddings
+        self.activations = self._activations()
         self.budget = Budget.plan(
-            config, shape, context, available_memory(), default_block_size=self.kv_format.block_size
+            config,
+            shape,
+            context,
+            available_memory(),
+            default_block_size=self.kv_format.block_size,
+            activations=self.activations.bytes,
         )
         self.pool = pool(self.budget) if pool is not None else make_pool(config, self.budget)
         self.scheduler = make_scheduler(config, self.budget, self.pool)
@@ -167,6 +174,10 @@ class Engine:
             observer.added(live.id, request, time.monotonic() if arrived is None else arrived)
         return live.id
 
+    def request_id(self, request: Request) -> int:
+        """The id of a request that has not ended."""
+        return self._by_request[request].id
+
     def abort(self, request_id: int) -> None:
         """Give up a request, wherever it is; what it computed stays reusable. Unknown ids are ignored:
         it may have finished in the meantime."""
@@ -232,6 +243,7 @@ class Engine:
             ("dtype", f"{config.dtype} (--dtype)"),
             ("weights", f"{model.weights_bytes:,} bytes, {model.decoder.weights_note}"),
             ("products", model.decoder.kernels),
+            ("activations", self.activations.row()),
             ("KV dtype", f"{kv.dtype} ({kv.dtype_reason})"),
             ("KV block", f"{kv.block_size} tokens, {budget.bytes_per_block:,} bytes ({kv.block_reason})"),
             ("KV blocks", f"{budget.num_blocks:,}, {memory:,} bytes ({source})"),
@@ -259,6 +271,16 @@ class Engine:
             ),
             ("checked mode", "on" if config.checked else "off (a second check of each batch, for debugging)"),
         ]
+
+    def _activations(self) -> Activations:
+        """The memory of a step: estimated, and measured where the KV cache takes what is left."""
+        config, decoder = self.config, self.model.decoder
+        tokens, rows = config.max_batched_tokens, min(config.max_num_seqs, config.max_batched_tokens)
+        estimate = activation_bytes(decoder.config, decoder.dtype.itemsize, tokens, rows)
+        measured = None
+        if config.kv_memory == AUTO:
+            measured = measured_activations(decoder, self.backend, STORED[self.kv_format.dtype], tokens, rows)
+        return Activations(estimate, measured)
 
     def _attention_row(self) -> str:
         return backend_note() if type(self.backend) is type(make_backend()) else self.backend.name

@@ -13,6 +13,7 @@ from octavo.models.errors import (
     TokenizerError,
     UnsupportedModel,
 )
+from octavo.models.header import Header, activation_bytes, load_header, weights_bytes
 from octavo.models.load import LoadedModel, load_model
 from octavo.models.resolve import resolve_model
 from octavo.models.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "Decoder",
+    "Header",
     "LoadedModel",
     "ModelConfig",
     "ModelError",
@@ -32,6 +34,9 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "UnsupportedModel",
+    "activation_bytes",
+    "load_header",
     "load_model",
     "resolve_model",
+    "weights_bytes",
 ]

@@ -10,6 +10,7 @@ Owns the choice of formats, and the words that say what was chosen.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ from octavo.models.weights import (
     WeightSource,
     check_names_and_shapes,
 )
-from octavo.ops.packing import StoredMatrix, can_quantise, quantised, stacked
+from octavo.ops.packing import KINDS, StoredMatrix, can_quantise, quantised, stacked
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WEIGHTS = ("auto", "float32", "int8", "int4")
@@ -73,6 +74,52 @@ def build_decoder(
     return _packed(config, source, weights, packed)
 
 
+def packed_matrices(
+    config: ModelConfig, types: Mapping[str, str], dtype: str, weights: str
+) -> list[tuple[tuple[str, ...], str, bool]] | None:
+    """The packed matrices of a decoder before anything is read: the tensors stacked in each, its kind, and
+    whether it is paired; None where build_decoder() would have torch compute.
+
+    types: how tensors are stored, by name; those not named are floats.
+    """
+    if dtype != "float32":
+        return None
+    try:
+        import_module("octavo.models.packed")
+    except ImportError:
+        return None
+    found = []
+
+    def add(names: tuple[str, ...], inputs: int, *, table: bool = False, paired: bool = False) -> None:
+        stored = [types.get(name, "F32") for name in names]
+        kinds = {name.lower() if name.lower() in KINDS else "float32" for name in stored}
+        kind = kinds.pop() if len(kinds) == 1 else "float32" if "float32" in kinds else "q8_0"
+        found.append((names, _kind(weights, kind, inputs, stored, table), paired))
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    inputs = {"qkv": hidden, "output": config.num_heads * config.head_dim, "gate_up": hidden, "down": inner}
+    for index in range(config.num_layers):
+        for group, names in MATRICES.items():
+            whole = tuple(f"model.layers.{index}.{name}.weight" for name in names)
+            add(whole, inputs[group], paired=group == "gate_up")
+    for name in (EMBEDDING,) if config.tie_word_embeddings else (EMBEDDING, HEAD):
+        add((name,), hidden, table=True)
+    return found
+
+
+def _kind(weights: str, stored: str, inputs: int, types: list[str], table: bool) -> str:
+    """The kind that a matrix of `stored` kind gets under the option `weights`."""
+    if weights == "float32" or not can_quantise(inputs):
+        return "float32"
+    if weights == "int4" and not table:
+        return stored if stored in _FOUR_BITS else "q4_1"
+    if weights in ("int8", "int4"):
+        return "q8_0" if stored == "float32" else stored
+    if stored == "float32" and not set(types) & set(_FLOATS):
+        return "q8_0"  # a quantised type that is not ours: eight bits lose nothing of it that shows
+    return stored
+
+
 class _Reader:
     """Reads tensors as they are wanted, and counts what became of them."""
 
@@ -89,7 +136,8 @@ class _Reader:
     def matrix(self, *names: str, table: bool = False) -> StoredMatrix:
         """Matrices stacked by rows, of the kind that the option asks for."""
         matrix = stacked([self._source.stored(name) for name in names])
-        kind = self._kind(matrix, [self._source.type_name(name) for name in names], table)
+        types = [self._source.type_name(name) for name in names]
+        kind = _kind(self._weights, matrix.kind, matrix.inputs, types, table)
         if kind != matrix.kind:
             matrix = quantised(matrix.dequantised(), kind)
         for name in names:
@@ -99,17 +147,6 @@ class _Reader:
             else:
                 self.converted[was, kind] += 1
         return matrix
-
-    def _kind(self, matrix: StoredMatrix, types: list[str], table: bool) -> str:
-        if self._weights == "float32" or not can_quantise(matrix.inputs):
-            return "float32"
-        if self._weights == "int4" and not table:
-            return matrix.kind if matrix.kind in _FOUR_BITS else "q4_1"
-        if self._weights in ("int8", "int4"):
-            return "q8_0" if matrix.kind == "float32" else matrix.kind
-        if matrix.kind == "float32" and not set(types) & set(_FLOATS):
-            return "q8_0"  # a quantised type that is not ours: eight bits lose nothing of it that shows
-        return matrix.kind
 
     def note(self) -> str:
         """What the matrices are, for the start-up table."""

@@ -160,7 +160,7 @@ def _rope(file: GgufFile, keys: _Keys) -> RopeConfig:
     if kind == "linear" and factor <= 0:
         raise ConfigError(f"{keys.describe('rope.scaling.factor')} must be above 0, found {factor}")
     divisors = None
-    if ROPE_DIVISORS in file.tensors:
+    if ROPE_DIVISORS in file.tensors and file.whole:
         divisors = tuple(file.read(ROPE_DIVISORS).flatten().tolist())
     return RopeConfig(
         theta=keys.number("rope.freq_base", 10000.0), kind=kinds[kind], factor=factor, divisors=divisors

@@ -52,9 +52,13 @@ class TensorInfo:
 class GgufFile:
     """A parsed file. `metadata` maps keys to numbers, booleans, strings and lists."""
 
-    def __init__(self, path: Path) -> None:
-        """Parse the header. Raises CheckpointError for anything that is not a whole GGUF file."""
+    def __init__(self, path: Path, *, whole: bool = True) -> None:
+        """Parse the header. Raises CheckpointError for anything that is not a whole GGUF file.
+
+        whole: the tensors must be there, too; without it the header is enough.
+        """
         self.path = path
+        self.whole = whole
         try:
             # asarray: slices of a memmap object are memmap objects, which are slow to make.
             self._data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
@@ -102,7 +106,7 @@ class GgufFile:
         for name, shape, type_id, offset in entries:
             info = _tensor_info(self.path, name, shape, type_id, data_start + offset)
             end = info.start + info.num_bytes
-            if end > len(self._data):
+            if self.whole and end > len(self._data):
                 raise CheckpointError(
                     f"{self.path}: truncated: tensor {name!r} ends at byte {end}, "
                     f"the file has {len(self._data)}"

@@ -38,11 +38,16 @@ def resolve_model(name: str) -> Path:
                 f"{path} is not a .gguf file; a model is that or a directory with config.json"
             )
         return path
-    if _HUB_NAME.fullmatch(name) and path.suffix.lower() != ".gguf":
+    if is_hub_name(name):
         return _check_directory(_download(name))
     raise ModelNotFound(
         f"{name!r}: no such file or directory, and not a hub name (org/name) or {DEFAULT_MODEL!r}"
     )
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form org/name of the Hugging Face hub."""
+    return bool(_HUB_NAME.fullmatch(name)) and not name.lower().endswith(".gguf")
 
 
 def _default_model() -> Path:

@@ -26,6 +26,16 @@ SLOTS = 3
 _THEN = {"store": 0, "add": 1, "swiglu": 2}
 
 
+def packed_bytes(kind: str, outputs: int, inputs: int, *, biased: bool, paired: bool) -> int:
+    """What PackedLinear.num_bytes would be, without packing anything."""
+    tile, group = 32, 32
+    one = int(_cpu.Linear(KINDS.index(kind), tile, group, False).bytes)  # a tile of a group of inputs
+    tiles = -(-outputs // tile)  # paired: half as many outputs in each half of the tiles
+    if paired:
+        tiles = -(-(outputs // 2) // (tile // 2))
+    return tiles * one * inputs // group + 4 * biased * tiles * tile
+
+
 class PackedLinear:
     """A matrix `[outputs, inputs]` packed for the kernels, with an optional bias `[outputs]`.
 
