@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from octavo import __version__
-from octavo.cli import bench, chat, generate, serve
+from octavo.cli import bench, chat, generate, plan, replay, serve, top
 from octavo.errors import InvalidRequest, OctavoError
 
 
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, generate, chat, bench):
+    for command in (serve, generate, chat, plan, top, replay, bench):
         command.add_parser(commands)
     return parser
 

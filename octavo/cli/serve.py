@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     with bind(args.host, args.port) as sock:
         # As an exception SIGTERM unwinds like SIGINT, which stops the engine's thread and the server's.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        from octavo.server import create_app, logs  # imports torch
+        from octavo.engine.recording import recording  # imports torch
+        from octavo.server import create_app, logs
         from octavo.server.run import HttpServer
 
         logs.configure(args.log_format)
@@ -64,8 +66,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             _start(server, sock)
             args.tenant_weights = _weights(args, keys)
-            with running_engine(args, console, _rows(args, keys)) as thread:
+            with running_engine(args, console, _rows(args, keys)) as thread, ExitStack() as stack:
                 app.state.context.attach(thread)
+                if args.record is not None:
+                    stack.enter_context(recording(app.state.feed, Path(args.record)))
                 text = ready_text(args.host, args.port, bool(keys), tls is not None)
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
                 log.info(
@@ -147,7 +151,23 @@ def _config(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> ServerConfig:
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
         tool_format=args.tool_format,
+        memory_map=_shows_map(args, keys),
+        show_text=args.show_text,
     )
+
+
+def _shows_map(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> bool:
+    """Without a key the map is for this machine only."""
+    return args.memory_map and (bool(keys) or args.host.startswith(LOOPBACK))
+
+
+def _map_row(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> str:
+    if not args.memory_map:
+        return "off (--no-memory-map)"
+    if not _shows_map(args, keys):
+        return "off: other machines can connect, and there is no key (--api-key)"
+    text = "WITH the text of requests (--show-text)" if args.show_text else "without text (--show-text)"
+    return f"on, at /, {text}"
 
 
 def _keys(args: argparse.Namespace) -> tuple[ApiKey, ...]:
@@ -211,6 +231,8 @@ def _rows(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> Rows:
         ("API key", key),
         ("TLS", "on" if args.tls_cert else "off (--tls-cert, --tls-key)"),
         ("CORS", ", ".join(args.cors_origin) or "off: no web page may read answers (--cors-origin)"),
+        ("memory map", _map_row(args, keys)),
+        ("recording", args.record or "off (--record)"),
         ("tool calls", f"{args.tool_format} (--tool-format)"),
         ("log", f"{args.log_format}, {'WITH' if args.log_prompts else 'without'} prompts and answers"),
     ]

@@ -22,6 +22,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--port", type=whole_number(1, 65535), default=8000, help="port to listen on (default: %(default)s)"
     )
     _add_access_options(group)
+    _add_map_options(group)
     group.add_argument(
         "--max-queue",
         type=whole_number(1, 1_000_000),
@@ -89,4 +90,24 @@ def _add_access_options(group: argparse._ArgumentGroup) -> None:
         metavar="ORIGIN",
         help="let web pages from this origin, such as https://example.org, read answers; may be given "
         "several times, * is any (default: none)",
+    )
+
+
+def _add_map_options(group: argparse._ArgumentGroup) -> None:
+    """The memory map, and what it may show."""
+    group.add_argument(
+        "--no-memory-map",
+        dest="memory_map",
+        action="store_false",
+        help="do not serve the live map of the KV cache at /",
+    )
+    group.add_argument(
+        "--show-text",
+        action="store_true",
+        help="let the memory map show what the blocks hold: the text of everybody's requests",
+    )
+    group.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write what the memory map shows, without text, to FILE, for `octavo replay FILE`",
     )

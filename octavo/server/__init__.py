@@ -19,6 +19,8 @@ context.py      the engine's life, the gate             admission.py how much ma
 keys.py auth.py API keys and their limits caller.py     who asks
 middleware.py   request ids, access log   logs.py heartbeat.py  how and what is logged
 protocol.py     bounds on connections     errors.py     one error body for everything
+metrics.py      /metrics                  memory_map.py  / and the stream of frames it draws
+replay.py       the same page over a recording; web/ is the page
 """
 
 from octavo.server.app import create_app

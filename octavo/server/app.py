@@ -12,7 +12,18 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from octavo.server import chat, completions, errors, health, metrics, openapi, responses, tokenization
+from octavo.engine.feed import Feed
+from octavo.server import (
+    chat,
+    completions,
+    errors,
+    health,
+    memory_map,
+    metrics,
+    openapi,
+    responses,
+    tokenization,
+)
 from octavo.server.auth import ApiKeyMiddleware
 from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
@@ -48,11 +59,15 @@ def create_app(engine_thread: EngineThread | None, config: ServerConfig | None =
     parts = (health, completions, chat, responses, tokenization, metrics, openapi)
     for routes in (router, *(part.router for part in parts)):
         app.include_router(routes)
+    context.when_attached(lambda thread: setattr(app.state, "feed", Feed(thread)))
+    if context.config.memory_map:
+        memory_map.install(app)
     errors.install(app)
     # The last one added is the outermost.
     app.add_middleware(CrashGuard)
     if context.config.keys:
         app.add_middleware(ApiKeyMiddleware, keys=context.config.keys)
+        app.add_middleware(memory_map.BrowserKeyMiddleware)
     if context.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

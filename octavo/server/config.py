@@ -18,6 +18,7 @@ class ServerConfig:
     `request_seconds`: how long a request may take, waiting included; longer ends with code request_timeout.
     `cors_origins`: web pages from these origins may read answers; "*" is any. None by default.
     `log_prompts`: write what was asked and answered to the log, which otherwise never holds any of it.
+    `memory_map`: serve the live map of the KV cache at /. `show_text`: there, also what the blocks hold.
     `tool_format`: "hermes" or "llama" as the form of tool calls; "auto" looks at the chat template.
     """
 
@@ -29,3 +30,5 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     log_prompts: bool = False
     tool_format: str = "auto"
+    memory_map: bool = True
+    show_text: bool = False

@@ -294,6 +294,10 @@ class Metrics(Collector):
             ("computed_tokens", "Tokens computed, those computed again included.", scheduler.computed),
             ("recomputed_tokens", "Tokens computed again after a preemption.", scheduler.recomputed),
             ("iterations", "Steps of the engine.", times.steps),
+            ("spec_decode_num_draft_tokens", "Tokens guessed by speculation.", scheduler.guessed),
+            ("spec_decode_num_accepted_tokens", "Guessed tokens that came true.", scheduler.accepted),
+            ("swapped_out_blocks", "Blocks moved to host memory by preemption.", scheduler.swapped_out),
+            ("swapped_in_blocks", "Blocks brought back after it.", scheduler.swapped_in),
             ("block_copies", "Blocks copied, in whole or in part, before a write.", pool.copies),
             ("block_merges", "Blocks given up for equal ones.", pool.merges),
             ("block_evictions", "Cached blocks that left the device.", pool.evictions),
@@ -302,6 +306,17 @@ class Metrics(Collector):
         ]
         for name, text, value in rows:
             yield self._counter(name, text, value)
+        for name, text, label, counts in (
+            ("preemptions_by_mode", "The same by what became of their KV.", "mode", scheduler.preempted),
+            (
+                "blocked_iterations",
+                "Steps in which somebody waited, by what for.",
+                "reason",
+                scheduler.blocked,
+            ),
+            ("refused_requests", "Requests that were not queued, by reason.", "reason", scheduler.refused),
+        ):
+            yield self._counter(name, text, dict(counts), label)
         finished: dict[str, float] = dict(times.finished)
         text = "Sequences that ended, by reason; a request that was given up or failed counts once."
         yield self._counter("request_success", text, finished, "finished_reason")
@@ -312,7 +327,8 @@ router = APIRouter()
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request, prefix: str = PREFIX) -> Response:
-    """The metrics in Prometheus' text format."""
+    """The metrics in Prometheus' text format; 503 while the model is loading."""
+    assert request.app.state.context.engine is not None  # raises while there is none
     if not _PREFIX_FORM.fullmatch(prefix):
         raise InvalidRequest(
             "prefix must be letters, digits and underscores, perhaps with a colon at its end", param="prefix"

@@ -6,13 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from octavo.server import ServerConfig, create_app
+from octavo.server import create_app
 
 from .fake_engine import FakeEngineThread
 
@@ -32,28 +33,27 @@ def client(engine: FakeEngineThread) -> Iterator[TestClient]:
 Serve = Callable[..., str]
 
 
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The URL of a real server in a thread, stopped at the end."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([sock],))
+        thread.start()
+        try:
+            wait_for(lambda: server.started)
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)
+
+
 @pytest.fixture
 def serve(engine: FakeEngineThread) -> Iterator[Serve]:
     """`serve(config) -> URL` of a real server in a thread; stopped after the test."""
     with ExitStack() as stack:
-
-        def start(config: ServerConfig | None = None) -> str:
-            sock = socket.socket()
-            stack.callback(sock.close)
-            sock.bind(("127.0.0.1", 0))
-            server = uvicorn.Server(uvicorn.Config(create_app(engine, config), log_level="critical"))
-            thread = threading.Thread(target=server.run, args=([sock],))
-            thread.start()
-
-            def stop() -> None:
-                server.should_exit = True
-                thread.join(timeout=10)
-
-            stack.callback(stop)
-            wait_for(lambda: server.started)
-            return f"http://127.0.0.1:{sock.getsockname()[1]}"
-
-        yield start
+        yield lambda config=None: stack.enter_context(serving(create_app(engine, config)))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
