@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cli import bench_serve
 from octavo.cli.errors import CommandError
 from octavo.cli.options import INT32_MAX, number, whole_number
 
@@ -87,11 +88,13 @@ def add_parser(commands: Any) -> None:
     """Add the command, with a subparser per subject, to the subparsers."""
     parser = commands.add_parser(
         "bench",
-        help="measure this machine",
-        description="Measure parts of Octavo on this machine beside what the machine can do.",
+        help="measure this machine, or a server",
+        description="Measure parts of Octavo on this machine beside what the machine can do, or put load on "
+        "a server.",
     )
     subjects = parser.add_subparsers(metavar="SUBJECT", required=True)
     _add_attention(subjects)
+    bench_serve.add_parsers(subjects)
 
 
 def _add_attention(subjects: Any) -> None:
