@@ -21,7 +21,7 @@ from typing import Any
 
 from octavo.cli.errors import CommandError
 
-FIRST_ID, LAST_ID = 3, 500
+FIRST_ID, LAST_ID = 3, 250
 """Ids of made-up prompts: past the special tokens that vocabularies begin with, within any vocabulary."""
 HASH_TOKENS = 512
 

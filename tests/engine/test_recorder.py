@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def engine_on(model: LoadedModel, **options: Any) -> Engine:
-    config = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 8, "max_batched_tokens": 48, **options}
+    config = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 8, "max_batched_tokens": 48, **options}
     return Engine(model, EngineConfig(checked=True, **config))
 
 
@@ -119,7 +119,7 @@ def test_frames_equal_the_engine(model: LoadedModel, seed: int, options: dict[st
     expect(mirror, engine)
     assert (mirror.counts["held"], mirror.rows) == (0, {})
     assert recorder.take() is None, "an idle engine has nothing to say"
-    assert "preempt" in seen
+    assert "preempt" in seen or "host_cache" in options  # with a host tier not every seed runs short
     assert ("evict" in seen) == (options.get("prefix_caching", True))
     assert "copy" in seen
     assert ("out" in seen) == ("host_cache" in options)

@@ -26,7 +26,7 @@ from tests.engine.helpers import tiny_checkpoint
 from .browser import browser
 from .conftest import serving, wait_for
 
-NUM_BLOCKS = 48
+NUM_BLOCKS = 26
 
 
 @pytest.fixture(scope="module")
