@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the compiled backend's tests with the kernels under a sanitizer:
+# Runs the tests of all compiled kernels, of attention and of ops, with the kernels under a sanitizer:
 #
 #   csrc/sanitize.sh address [pytest arguments]      out-of-bounds and use after free
 #   csrc/sanitize.sh thread [pytest arguments]       data races
@@ -43,7 +43,7 @@ import pytest
 sys.exit(pytest.main(sys.argv[1:]))'
 PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONPATH
-"$python" -c "$start" -p no:cacheprovider tests/attention -k cpu \
+"$python" -c "$start" -p no:cacheprovider tests/attention/test_cpu_*.py tests/ops \
   --deselect tests/attention/test_cpu_checks.py::test_one_openmp_runtime_is_mapped "$@" || failed=$?
 unset LD_PRELOAD
 if ls report.* >/dev/null 2>&1; then

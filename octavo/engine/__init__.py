@@ -3,6 +3,7 @@
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.errors import (
+    BadLogits,
     ConfigError,
     EngineDead,
     EngineError,
@@ -20,6 +21,7 @@ from octavo.engine.thread import EngineThread
 
 __all__ = [
     "LLM",
+    "BadLogits",
     "CompletionOutput",
     "ConfigError",
     "Engine",

@@ -47,10 +47,10 @@ def grow(live: Live, branch: Branch, choice: Choice, length: int) -> SequenceDel
 def _dead_end(live: Live, branch: Branch) -> SequenceDelta:
     """No token may follow: the end, if the output's form is complete, else the request cannot go on."""
     state = live.state(branch)
-    if state.matcher is None or not state.matcher.is_accepting():
+    if live.error is None and (state.matcher is None or not state.matcher.is_accepting()):
         live.error = NoTokenAllowed(
-            "no token could be sampled: bad_words, min_tokens and structured_outputs together leave none "
-            "(loosen one of them), or the logits are NaN"
+            "no token could be sampled: bad_words, min_tokens and structured_outputs together leave none: "
+            "loosen one of them"
         )
     return SequenceDelta(branch.index, [], state.text.flush()[0], "stop")
 

@@ -21,7 +21,7 @@ from octavo.engine.config import AUTO, DTYPES, STORED, Budget, EngineConfig
 from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format
-from octavo.engine.errors import StepFailed
+from octavo.engine.errors import BadLogits, StepFailed
 from octavo.engine.intake import Intake
 from octavo.engine.live import Live
 from octavo.engine.memory import available_memory
@@ -217,7 +217,9 @@ class Engine:
         grown = self._grow(plan, choices)
         self.meter.step(plan, time.monotonic() - began)
         for live in {self._by_request[entry.branch.request]: None for entry in plan.entries}:
-            if live.search is not None and advance_beams(live, self.scheduler):
+            if live.error is not None:
+                grown.setdefault(live, [])
+            elif live.search is not None and advance_beams(live, self.scheduler):
                 grown[live] = beam_deltas(live)
         found = [self._delta(live, changes) for live, changes in grown.items()]
         return deltas + [delta for delta in found if delta is not None]
@@ -340,6 +342,8 @@ class Engine:
         for choice in choices:
             length += 1
             delta.add(grow(live, branch, choice, length))
+            if live.error is not None:
+                break  # what becomes of it is for _delta() to say
             if delta.finish_reason is not None:
                 self.scheduler.finish(branch)
                 break
@@ -347,7 +351,7 @@ class Engine:
 
     def _delta(self, live: Live, changes: list[SequenceDelta]) -> RequestDelta | None:
         if live.error is not None:
-            self.scheduler.abort(live.request)
+            self.scheduler.abort(live.request, spoiled=isinstance(live.error, BadLogits))
             return self._error(live, live.error)
         delta = delta_of(live, changes)
         if live.request.finished:

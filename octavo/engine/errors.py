@@ -23,7 +23,11 @@ class StepFailed(EngineError):
 
 
 class NoTokenAllowed(StepFailed):
-    """A sequence had no token to go on with: bans and form ruled out all, or the logits are NaN."""
+    """A sequence had no token to go on with: bans and form ruled out all."""
+
+
+class BadLogits(StepFailed):
+    """The model gave NaN or infinity for a sequence; nothing of its KV is served to others."""
 
 
 class EngineDead(EngineError):

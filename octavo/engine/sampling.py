@@ -6,6 +6,7 @@ hidden [T, E] --rows that sample--> logits [S, V] --draws--> tokens, and logprob
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from llguidance import LLMatcher
 from torch import Tensor
 
+from octavo.engine.errors import BadLogits
 from octavo.engine.grammar import Masks
 from octavo.engine.live import Live
 from octavo.engine.logprobs import TokenLogprobs, token_logprobs
@@ -52,7 +54,8 @@ def choose(
 
     Per entry `num_samples` choices; with guesses, those that came true and the one after. A guess comes
     true if it is the token sampled in its place, so the result is as without guesses. A beam's
-    continuations go to its search, and its entry gets none.
+    continuations go to its search, and its entry gets none. A request whose logits are NaN or infinite gets
+    its `error` set, a BadLogits.
     """
     draws: list[Draw] = []
     spans: list[tuple[PlanEntry, range]] = []
@@ -74,6 +77,9 @@ def choose(
     if beams:
         _offer(logits, beams)
     tokens = sample(logits, draws)
+    for entry, span in spans:
+        rows = [draws[i].row for i in span if tokens[i] == NO_TOKEN]
+        _check_rows(lives[entry.branch.request], logits, rows)
     kept = [_accepted(entry, span, tokens) for entry, span in spans]
     judged = _judge(logits, draws, tokens, [i for span in kept for i in span])
     return [[Choice(tokens[i], judged.get(i)) for i in span] for span in kept]
@@ -105,6 +111,13 @@ def _accepted(entry: PlanEntry, span: range, tokens: Sequence[int]) -> range:
     return span[: true + 1] if guesses else span
 
 
+def _check_rows(live: Live, logits: Tensor, rows: Sequence[int]) -> None:
+    """Give a request up whose logits are no numbers: its KV may be as bad. Rows in which every token was
+    ruled out pass; so only rows that gave no token need be looked at."""
+    if any(not math.isfinite(float(logits[row].max())) for row in rows):  # max() is NaN where one is
+        live.error = BadLogits("the model's logits for this request are NaN or infinite")
+
+
 def _offer(logits: Tensor, beams: Sequence[tuple[Live, Branch, Draw]]) -> None:
     """Give each beam's likeliest continuations to its search: bias and penalties change logprobs, as in
     Hugging Face's beam search, not logits."""
@@ -112,8 +125,11 @@ def _offer(logits: Tensor, beams: Sequence[tuple[Live, Branch, Draw]]) -> None:
     scores = adjusted(scores, [replace(draw, row=i) for i, (_, _, draw) in enumerate(beams)])
     most = max(live.search.keep for live, _, _ in beams if live.search is not None)
     best = scores.topk(min(most, scores.shape[1]))
-    for (live, branch, _), values, ids in zip(beams, best.values.numpy(), best.indices.tolist(), strict=True):
+    found = zip(beams, best.values.numpy(), best.indices.tolist(), strict=True)
+    for (live, branch, draw), values, ids in found:
         assert live.search is not None
+        if not math.isfinite(values[0]):  # NaN is first; so is -infinity, where all were ruled out
+            _check_rows(live, logits, [draw.row])
         keep = live.search.keep
         live.search.offer(live.beams.index(branch), values[:keep], ids[:keep])
 

@@ -175,6 +175,10 @@ class ContiguousSequence:
         if self._region is not None:
             self._pool._shorten(self._region, self.committed)
 
+    def revoke(self) -> None:
+        """Nothing: a contiguous sequence publishes none of its KV."""
+        self._check_open()
+
     def close(self) -> None:
         """Give the region back. Raises SequenceClosed when called twice. O(free regions + blocks)."""
         self._check_open()

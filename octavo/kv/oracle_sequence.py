@@ -226,6 +226,13 @@ class OracleSequence:
         self._bring_back(shared)
         return Granted(new)
 
+    def revoke(self) -> None:
+        self._check_open()
+        self.private = True
+        for block in self.blocks + [block for block, _ in self.parked]:
+            if block in self.pool.published:
+                self.pool.drop(block)
+
     def close(self) -> None:
         self._check_open()
         self._drop(0)

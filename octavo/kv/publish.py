@@ -1,4 +1,4 @@
-"""Making a sequence's computed blocks findable."""
+"""Making a sequence's computed blocks findable, and taking that back."""
 
 from __future__ import annotations
 
@@ -65,3 +65,11 @@ def _publish_tail(seq: Sequence, block: int, parent: int, key: bytes) -> None:
     tree = seq._pool._tree
     if (parent < 0 or tree.fill(parent) == seq._pool.block_size) and not tree.covers(parent, key):
         seq._pool._blocks.publish(block, parent, key)
+
+
+def withdraw(seq: Sequence) -> None:
+    """Make every block of `seq`, wherever it lies, unfindable, and the sequence private."""
+    blocks, seq._private = seq._pool._blocks, True
+    for block in [*seq.table.tolist(), *(entry.block for entry in seq._parked)]:
+        if block >= 0 and blocks.tree.key[block] is not None:
+            blocks.drop(block)

@@ -282,8 +282,15 @@ class Sequence:
         parked.bring_back(self, back)
         return Granted(back.new)
 
+    def revoke(self) -> None:
+        """The KV that it holds turned out to be wrong: none of it can be found any more, nor what others
+        published after it, and it publishes nothing again. Others that hold some of it keep it.
+        O(blocks and what follows them)."""
+        self._check_open()
+        publish.withdraw(self)
+
     def close(self) -> None:
-        """Give every block back; what was committed stays findable. O(blocks).
+        """Give every block back; what was committed stays findable unless revoked. O(blocks).
 
         Raises SequenceClosed when called twice.
         """

@@ -275,8 +275,8 @@ def _windows_from_hf(raw: Mapping[str, Any], family: Family, num_layers: int) ->
         if layer_types and any(kind != "full_attention" for kind in layer_types):
             raise UnsupportedModel(f"layer_types {layer_types} on the Llama architecture are not supported")
         return full
-    switch = raw.get("use_sliding_window")
-    if not (family == "mistral" if switch is None else switch):
+    # transformers' Mistral has no switch: MistralModel goes by sliding_window alone.
+    if family != "mistral" and not raw.get("use_sliding_window"):
         return full
     value = raw.get("sliding_window", _DEFAULT_WINDOW)
     if value is None:

@@ -21,7 +21,7 @@ class SchedulerConfig:
     max_model_len: tokens of a prompt and its output together. watermark: the share of the pool that
     admission leaves free while anything runs.
 
-    order: who is admitted first, see order.py. tenant_weights: for "fair", a tenant's share, 1 if not
+    order: who is admitted first, see queue.py. tenant_weights: for "fair", a tenant's share, 1 if not
     named. max_wait: steps after which a waiting request is overdue; then only older ones go before it.
     max_queue: branches that may wait beyond those that run at once; None is no limit. preemption: what
     becomes of a victim's KV, see preemption.py. max_preemptions: of one branch; then it keeps its memory

@@ -170,11 +170,14 @@ class Scheduler:
         self._lengths.observe(branch.num_output, ended=branch.tokens_left > 0)
         self._end(branch)
 
-    def abort(self, request: Request) -> None:
-        """Give up every branch of a request, wherever it is. Not between plan() and complete()."""
+    def abort(self, request: Request, *, spoiled: bool = False) -> None:
+        """Give up every branch of a request, wherever it is. Not between plan() and complete().
+        spoiled: its KV is wrong, so what it holds can be found no more."""
         for branch in request.branches:
             if branch.state is not State.FINISHED:
                 self._lengths.observe(branch.num_output, ended=False)
+                if spoiled and branch.kv is not None:
+                    branch.kv.revoke()
                 self._end(branch)
 
     def retract(self, plan: Plan, lost: Seq[Sequence]) -> Plan:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
-from octavo.engine.params import MAX_BIASES, SamplingParams
+from octavo.engine.params import MAX_BIASES, MAX_LOGPROBS, SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.server.fields import (
     CHAT_REFUSALS,
@@ -250,6 +250,11 @@ class ChatRequest(GenerationRequest):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"top_logprobs must be an integer from 0 to {MAX_LOGPROBS}, got {self.top_logprobs}",
+                param="top_logprobs",
+            )
         check_variables(self.chat_template_kwargs)
 
     def _further_params(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo import SamplingParams
-from octavo.engine import ConfigError, Engine, EngineConfig, GenerationFailed
+from octavo.engine import BadLogits, ConfigError, Engine, EngineConfig, GenerationFailed
 from octavo.engine.llm import LLM
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel, ModelError
@@ -276,7 +276,7 @@ def test_a_request_without_a_token_to_sample_fails_alone(tiny: Tiny) -> None:
 
     try:
         llm.engine.model.decoder.logits = poisoned  # type: ignore[method-assign]
-        with pytest.raises(GenerationFailed, match=r"2 of 3.*no token could be sampled") as caught:
+        with pytest.raises(GenerationFailed, match=r"2 of 3") as caught:
             llm.generate([[7, 8], [9, 10, 11], [12, 13]], [params, params, silent], use_tqdm=False)
     finally:
         llm.engine.model.decoder.logits = logits  # type: ignore[method-assign]
@@ -285,6 +285,48 @@ def test_a_request_without_a_token_to_sample_fails_alone(tiny: Tiny) -> None:
     assert others == [None, None]
     assert first.outputs[0].token_ids == want
     idle(llm)
+
+
+@pytest.mark.parametrize("search", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("budget", "when"), [(2048, 1), (2048, 3), (32, 1)])
+def test_bad_logits_end_their_request_and_its_kv_is_served_to_nobody(
+    tiny: Tiny, budget: int, when: int, value: float, search: bool
+) -> None:
+    """At the first token, a later one, or after chunks already published: that request alone fails, of
+    beams as of samples, its mates' results are as alone, and its prompt is computed again from nothing."""
+    bad, good = list(range(70)), [7, 8, 9]
+    mates = [greedy_params(6), SamplingParams(temperature=0, beam_width=3, n=3, max_tokens=6)]
+    params = mates[1] if search else greedy_params(6)
+    llm = llm_on(tiny[0], max_batched_tokens=budget)
+    runner, rows, count = llm.engine.runner, [], 0
+    compute, forward = runner.logits, runner.forward
+
+    def watching(plan: Any, tables: Any) -> Any:
+        sampling = [entry for entry in plan.entries if entry.num_samples]
+        rows[:] = [i for i, entry in enumerate(sampling) if entry.branch.request.prompt == bad]
+        return forward(plan, tables)
+
+    def poisoned(hidden: Any) -> Any:
+        nonlocal count
+        logits = compute(hidden).clone()
+        count += bool(rows)
+        if rows and count == when:
+            logits[rows[0], 5] = value
+        return logits
+
+    runner.forward, runner.logits = watching, poisoned  # type: ignore[method-assign]
+    with pytest.raises(GenerationFailed, match=r"1 of 3.*prompt 1.*NaN or infinite") as caught:
+        llm.generate([good, bad, good], [mates[0], params, mates[1]], use_tqdm=False)
+    assert isinstance(caught.value.__cause__, BadLogits)
+    for i, mate in ((0, mates[0]), (2, mates[1])):
+        (alone,) = llm_on(tiny[0]).generate(good, mate, use_tqdm=False)
+        assert [o.token_ids for o in caught.value.outputs[i].outputs] == [o.token_ids for o in alone.outputs]
+    idle(llm)
+    (out,) = llm.generate(bad, params, use_tqdm=False)
+    assert out.num_cached_tokens == 0
+    (cold,) = llm_on(tiny[0]).generate(bad, params, use_tqdm=False)
+    assert [o.token_ids for o in out.outputs] == [o.token_ids for o in cold.outputs]
 
 
 def test_what_a_failed_step_computed_is_not_reused(tiny: Tiny) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from octavo.engine import ConfigError, EngineConfig
-from octavo.engine.config import Budget
+from octavo.engine.config import DEFAULT_KV_MEMORY, Budget
 from octavo.engine.memory import available_memory
-from octavo.kv import KVShape
+from octavo.kv import KVShape, parse_bytes
 
 GIB = 2**30
 
@@ -70,6 +70,14 @@ def test_the_least_of_machine_and_cgroups_counts(tmp_path: Path, files: dict[str
 def test_a_system_that_says_nothing_is_not_guessed(tmp_path: Path) -> None:
     """No /proc: None, not a number."""
     assert available_memory(tmp_path) is None
+
+
+def test_without_an_option_or_a_known_memory_the_default_is_taken() -> None:
+    """Nothing is said about memory, by options or by the system: the documented default, as it is."""
+    shape = KVShape(30, 3, 64, 4)
+    budget = Budget.plan(EngineConfig(), shape, 8192, available=None)
+    assert budget.num_blocks == parse_bytes(DEFAULT_KV_MEMORY) // shape.bytes_per_block(budget.block_size)
+    assert budget == Budget.plan(EngineConfig(kv_memory=DEFAULT_KV_MEMORY), shape, 8192, available=64 * GIB)
 
 
 def test_a_cache_larger_than_memory_is_refused() -> None:

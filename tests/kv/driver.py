@@ -146,6 +146,13 @@ class Driver:
         kept = (pair.tokens + pair.pending)[:length]
         pair.tokens, pair.pending = kept[: len(pair.tokens)], kept[len(pair.tokens) :]
 
+    def revoke(self, pair: Pair) -> None:
+        """Nothing that it holds can be found afterwards."""
+        pair.real.revoke()
+        pair.twin.revoke()
+        for block in [*pair.real.table.tolist(), *(entry.block for entry in pair.real._parked)]:
+            assert block < 0 or self.pool._tree.key[block] is None
+
     def close(self, pair: Pair) -> None:
         pair.real.close()
         pair.twin.close()
@@ -213,6 +220,8 @@ class Driver:
                 self.extend(pair, [rng.randrange(alphabet) for _ in range(rng.randint(1, n))])
         elif kind < 0.72:
             self.forward(rng if rng.random() < 0.3 else None)
+        elif kind < 0.73:
+            self.revoke(rng.choice(self.pairs))
         elif kind < 0.79 and here and len(self.pairs) < 6:
             self.fork(rng.choice(here))
         elif kind < 0.84 and ready and self.pool.stats().host.slots:

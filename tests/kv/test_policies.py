@@ -131,6 +131,33 @@ def test_clear_forgets_everything_but_what_is_held() -> None:
     assert found(pool, 1) == [8]
 
 
+def test_what_is_revoked_is_found_by_nobody() -> None:
+    """A sequence whose KV turned out wrong: nothing that it holds is found, in any tier, nor what others
+    published after it; those who share it keep it and publish nothing more; other prefixes stay."""
+    pool = Pool(16, 4, host_blocks=8)
+    tokens = distinct(1, 8)
+    prefill(pool, distinct(2, 8)).close()
+    bad = prefill(pool, [*tokens, *distinct(3, 6)])
+    mate = pool.open([*tokens, *distinct(4, 6)])
+    compute(pool, mate, distinct(4, 6))
+    gone = pool.open([*tokens, *distinct(5, 4)])
+    compute(pool, gone, distinct(5, 4))
+    gone.close()
+    bad.revoke()
+    pool.check()
+    bad.close()
+    assert [pool.probe([*tokens, *distinct(i, 6), 0]).num_tokens for i in (3, 4, 5)] == [0, 0, 0]
+    assert found(pool, 2) == [8]
+    assert mate.length == 14
+    compute(pool, mate, [7] * 9)
+    mate.close()
+    pool.check()
+    assert found(pool, 1) == [0]
+    assert pool.stats().held == 0
+    prefill(pool, tokens).close()
+    assert found(pool, 1) == [8], "computed again, it is found again"
+
+
 def test_a_window_gives_back_what_it_left() -> None:
     """forget() frees blocks behind a position; they stay findable until their room is needed."""
     pool = Pool(8, 4)

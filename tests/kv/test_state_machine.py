@@ -63,6 +63,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.pairs)
     @rule(data=st.data())
+    def revoke(self, data: st.DataObject) -> None:
+        self.driver.revoke(data.draw(st.sampled_from(self.driver.pairs)))
+
+    @precondition(lambda self: self.driver.pairs)
+    @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         self.driver.close(data.draw(st.sampled_from(self.driver.pairs)))
 

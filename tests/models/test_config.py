@@ -71,11 +71,12 @@ def test_max_window_layers_is_the_first_windowed_layer() -> None:
 @pytest.mark.parametrize("switch", [True, False, None, "absent"])
 @pytest.mark.parametrize("size", [8, None])
 def test_a_window_needs_its_switch_and_its_size(family: str, switch: Any, size: int | None) -> None:
-    """The size alone windows nothing where there is a switch; only Mistral, which has none, is on without."""
+    """The size alone windows nothing where there is a switch; Mistral has none, and what it says is nothing,
+    as in transformers."""
     options: dict[str, Any] = {"sliding_window": size, "max_window_layers": 0, "num_key_value_heads": 2}
     if switch != "absent":
         options["use_sliding_window"] = switch
-    on = size is not None and (switch is True or (family == "Mistral" and switch is not False))
+    on = size is not None and (switch is True or family == "Mistral")
     assert config(f"{family}ForCausalLM", **options).layer_windows == ((8 if on else None),) * 3
 
 

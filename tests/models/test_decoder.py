@@ -110,6 +110,7 @@ def test_rotary_table_grows_past_its_first_size(tmp_path: Path) -> None:
     ("family", "options", "windowed"),
     [
         ("Mistral", {"sliding_window": 8}, True),
+        ("Mistral", {"sliding_window": 8, "use_sliding_window": False}, True),
         ("Qwen2", {"sliding_window": 8, "use_sliding_window": False}, False),
         ("Qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, True),
     ],
@@ -121,6 +122,8 @@ def test_window_only_when_in_use(
     """A window of 8 acts on a prompt of 40 where it is switched on, and only in those layers."""
     model = tiny_model(family, **options)
     directory = save(model, tmp_path)
+    if family == "Mistral" and "use_sliding_window" in options:  # the file says so, whoever reads it
+        directory = save(model, tmp_path, use_sliding_window=options["use_sliding_window"])
     if family == "Qwen2":  # what checkpoints out there say: a size, and the switch off
         off = {"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 0}
         directory = save(model, tmp_path, **off, layer_types=None)

@@ -123,6 +123,13 @@ def test_values_that_ask_for_nothing(client: TestClient) -> None:
     assert client.post(CHAT, json={**CHAT_BODY, **both, **chat}).status_code == 200
 
 
+@pytest.mark.parametrize("value", [-1, 21, 10**6, 2**63, True, 1.5])
+def test_top_logprobs_have_a_cap(client: TestClient, value: object) -> None:
+    """More alternatives than the cap, or a number that is none, is a 400 that names the field."""
+    error = refused(client, CHAT, {**CHAT_BODY, "logprobs": True, "top_logprobs": value})
+    assert "top_logprobs" in error["message"]
+
+
 @pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
 def test_unknown_fields(client: TestClient, url: str) -> None:
     """Unknown fields are refused by name even when they are null; many of them still make a short error."""

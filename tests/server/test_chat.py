@@ -92,6 +92,13 @@ def test_messages_are_read(
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
             "messages[0].content[0]",
         ),
+        *(
+            (
+                [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, kind: {}}]}],
+                "messages[0].content[1]",
+            )
+            for kind in ("image_url", "input_audio", "video_url", "file", "refusal", "thinking")
+        ),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -94,29 +95,89 @@ def test_max_tokens_rule(client: TestClient, engine: EngineThread) -> None:
         assert str(size) in refused.json()["error"]["message"]
 
 
-def test_leaving_frees_the_blocks(engine: EngineThread, client: TestClient) -> None:
-    """A stream that is closed early leaves no block held and nothing running."""
+def leave(client: TestClient, body: dict[str, object], count: int) -> list[dict[str, Any]]:
+    """Ask for a stream, and close the connection after `count` chunks; returns those that came."""
+    found: list[dict[str, Any]] = []
 
-    async def leave_after_first() -> None:
-        sent = asyncio.Event()
-        body = json.dumps({"prompt": "a", "n": 4, "ignore_eos": True, "stream": True}).encode()
-        inbox = [{"type": "http.request", "body": body, "more_body": False}]
+    async def run() -> None:
+        enough = asyncio.Event()
+        inbox = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> dict[str, object]:
             if inbox:
                 return inbox.pop()
-            await sent.wait()
+            await enough.wait()
             return {"type": "http.disconnect"}
 
-        async def send(message: dict[str, object]) -> None:
-            if message["type"] == "http.response.body":
-                sent.set()
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body" and message["body"]:
+                lines = message["body"].decode().split("\n\n")
+                found.extend(json.loads(line.removeprefix("data: ")) for line in lines if "{" in line)
+                if len(found) >= count:
+                    enough.set()
 
         scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "query_string": b""}
         await client.app(scope, receive, send)
-        assert sent.is_set()
+        assert enough.is_set()
 
-    asyncio.run(leave_after_first())
+    asyncio.run(run())
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_what_an_interrupted_stream_computed_is_reused(
+    engine: EngineThread, client: TestClient, count: int
+) -> None:
+    """Dropped at token 1 or 20, then sent again with what had come: all but the last of it is cached."""
+    prompt = list(range(40, 61))
+    body = {
+        "prompt": prompt,
+        "temperature": 0,
+        "ignore_eos": True,
+        "max_tokens": 300,
+        "return_token_ids": True,
+    }
+    found = leave(client, {**body, "stream": True}, count)
+    wait_for(lambda: engine.stats()["blocks_held"] == 0 and engine.stats()["num_running"] == 0)
+    output = [token for chunk in found for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert len(output) >= count
+    again = [*prompt, *output[:count]]
+    answer = client.post(COMPLETIONS, json={**body, "prompt": again, "max_tokens": 5}).json()
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= (len(again) - 1) // 4 * 4
+    whole = client.post(COMPLETIONS, json={**body, "max_tokens": count + 5, "cache_salt": "cold"}).json()
+    assert whole["choices"][0]["token_ids"][count:] == answer["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("url", [CHAT, "/v1/responses"])
+def test_max_tokens_rule_of_chats(client: TestClient, engine: EngineThread, url: str) -> None:
+    """As for completions: the room left where nothing is asked, else a 400 with the numbers."""
+    name = "max_output_tokens" if url != CHAT else "max_completion_tokens"
+    asked: dict[str, Any] = (
+        {"input": "A book"} if url != CHAT else {"messages": [{"role": "user", "content": "A book"}]}
+    )
+    asked |= {"ignore_eos": True, "temperature": 0}
+    size = engine.engine.max_model_len
+    usage = client.post(url, json=asked).json()["usage"]
+    assert usage["total_tokens"] == size
+    refused = client.post(url, json={**asked, name: 10**9})
+    assert refused.status_code == 400
+    assert str(size) in refused.json()["error"]["message"]
+    assert str(10**9) in refused.json()["error"]["message"]
+
+
+def test_a_model_without_a_chat_template(client: TestClient, engine: EngineThread, monkeypatch) -> None:
+    """Chats are a 400 that says so, and completions go on."""
+    monkeypatch.setattr(engine.engine.tokenizer, "_template", None)
+    refused = client.post(CHAT, json=BODIES[CHAT])
+    assert refused.status_code == 400
+    assert "chat template" in refused.json()["error"]["message"]
+    assert client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_leaving_frees_the_blocks(engine: EngineThread, client: TestClient) -> None:
+    """A stream that is closed early leaves no block held and nothing running."""
+    leave(client, {"prompt": "a", "n": 4, "ignore_eos": True, "stream": True}, 1)
     wait_for(lambda: engine.stats()["blocks_held"] == 0 and engine.stats()["num_running"] == 0)
     stats = client.get("/health").json()
     assert stats["blocks_free"] + stats["blocks_cached"] == stats["blocks_total"]
