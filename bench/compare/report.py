@@ -59,8 +59,14 @@ def table(records: list[dict[str, Any]]) -> list[tuple[str, str, list[Cell]]]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands separated."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """Three significant digits, thousands separated; counts as they are."""
+    return (
+        f"{value:,.0f}"
+        if value >= 100 or isinstance(value, int)
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.2f}"
+    )
 
 
 def words(cell: Cell) -> str:

@@ -61,14 +61,14 @@ class Engine:
         params.n_ctx, params.n_parallel, params.kv_unified = setup["kv_tokens"], setup["slots"], True
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup["threads"]
         params.hostnames, params.port = ["127.0.0.1"], self._port
-        params.n_gpu_layers = 0
+        params.n_gpu_layers, params.verbosity = 0, 1  # errors only
         self._server = xllamacpp.Server(params)
         return {"version": xllamacpp.__version__, "built for": xllamacpp.get_system_info()}
 
     def _launch(self, binary: str, setup: dict[str, Any]) -> dict[str, str]:
         threads = str(setup["threads"])
         words = [binary, "-m", setup["model"], "--host", "127.0.0.1", "--port", str(self._port)]
-        words += ["-c", str(setup["kv_tokens"]), "-np", str(setup["slots"]), "--kv-unified"]
+        words += ["-c", str(setup["kv_tokens"]), "-np", str(setup["slots"]), "--kv-unified", "-lv", "1"]
         self._child = subprocess.Popen([*words, "-t", threads, "-tb", threads])
         self.pids = [self._child.pid]
         return {"version": "own build"}
