@@ -104,13 +104,13 @@ def test_an_error_in_one_round_is_shown_and_gives_no_ratio() -> None:
 
 
 def test_failed_requests_are_shown_and_give_no_ratio() -> None:
-    records = [*rows(("own", 10)), record("peer", 1, "W2", figures={"wall s": 5.0}, failed=32)]
+    records = [*rows(("own", 10.0)), record("peer", 1, "W2", figures={"wall s": 5.0}, failed=32)]
     text = markdown(records, {"threads": "2"})
     assert "| W2 | wall s | 10.0 | 5.00 [32 failed] |" in text
 
 
 def test_a_peer_that_was_never_installed_keeps_its_column() -> None:
-    records = [*rows(("own", 10)), record("peer", 1, "W2", error="not installed: no wheel")]
+    records = [*rows(("own", 10.0)), record("peer", 1, "W2", error="not installed: no wheel")]
     assert "| W2 | wall s | 10.0 | failed |" in markdown(records, {})
 
 
