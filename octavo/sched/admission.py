@@ -179,30 +179,35 @@ class Admitter:
             self._probe(branch)
 
     def _open(self, branch: Branch, spare: int) -> bool:
-        """Give a waiting branch its sequence with all that it needs to start, or nothing new at all."""
-        pool = self._pool
-        before = pool.available
-        kv: AnySequence | None = branch.kv
-        fresh: AnySequence | None = None
-        if kv is None or (kv.on_device and pool.prefix_caching):  # what it gave back may be there still
+        """Give a waiting branch its sequence with all that it needs to start, or nothing new at all.
+
+        One that kept KV may find more than that in the tree. Only one of the two is held while room is
+        looked for: a block that both hold would have to be copied, and the first in rank denied its last.
+        """
+        pool, own = self._pool, branch.kv
+        if own is None or (own.on_device and pool.prefix_caching):
+            before = pool.available
             fresh = pool.open(branch.tokens, branch.request.scope, priority=branch.request.priority)
             fresh.truncate(min(fresh.length, usable(branch)))
-            kv = fresh if kv is None or fresh.length >= kv.length else kv
+            # What open() took was cached and counts as well, or the next attempt would be made too soon.
+            if (own is None or fresh.length > own.length) and self._reserve(
+                branch, fresh, spare, before - pool.available
+            ):
+                branch.opened = len(branch.tokens)
+                self._memory.release(branch)
+                branch.kv = fresh
+                return True
+            fresh.close()
+        return own is not None and self._reserve(branch, own, spare)
+
+    def _reserve(self, branch: Branch, kv: AnySequence, spare: int, taken: int = 0) -> bool:
+        """Room in `kv` for what the branch must hold to start; else note what it needs, `taken` included."""
         count = wanted_length(branch, self._config) - kv.length
         need = kv.need(count)
-        if (spare and need + spare > pool.available) or isinstance(kv.reserve(count), NoRoom):
-            # What open() took was cached and counts as well, or the next attempt would be made too soon.
-            branch.need = max(branch.need, need + before - pool.available)
-            if fresh is not None:
-                fresh.close()
-            return False
-        if kv is fresh:
-            branch.opened = len(branch.tokens)
-            self._memory.release(branch)
-        elif fresh is not None:
-            fresh.close()
-        branch.kv = kv
-        return True
+        if need + spare <= self._pool.available and not isinstance(kv.reserve(count), NoRoom):
+            return True
+        branch.need = max(branch.need, need + taken)
+        return False
 
     def _started(self, branch: Branch, moved: int) -> None:
         """A waiting branch has its memory: it runs from now on."""

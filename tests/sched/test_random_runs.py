@@ -136,6 +136,13 @@ def test_one_trace_gives_one_schedule() -> None:
         assert random_run(seed) == random_run(seed), seed
 
 
+@pytest.mark.parametrize("seed", [17482])
+def test_seeds_that_found_a_fault(seed: int) -> None:
+    """17482: the first in rank, alone and with just enough room, was refused a block of its own that a
+    look into the tree held as well, and was given up."""
+    random_run(seed)
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("block", range(100))
 def test_ten_thousand_random_runs(block: int) -> None:
