@@ -22,7 +22,6 @@ class Process:
     """One engine in its environment; see worker.py for what is said."""
 
     def __init__(self, python: Path, peer: str, threads: int) -> None:
-        waiting = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
         self._begun = time.monotonic()
         self._child = subprocess.Popen(
             [str(python), "-m", "bench.compare.worker", peer],
@@ -30,7 +29,7 @@ class Process:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **waiting},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ class Engine:
     """An octavo Engine driven step by step, as LLM.generate does, with the time of each first token."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the commands do, before torch is imported
         from octavo import LLM
 
         options = dict(setup["options"])
