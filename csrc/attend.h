@@ -2,10 +2,11 @@
 //
 //   for each split                      partial state m, l, o of every row starts empty
 //     for each tile of kTile positions  places of its keys, from the block table
-//       for each KV head                pack K, then per kRowStep rows: scores -> softmax step -> values
+//       for each KV head              K as lanes, packed where the cache holds rows; then, in batches of
+//                                     kBatchRows: scores, kRowStep rows at a time -> weights -> values
 //     store the partial, or fold it into the row's total
 //
-// Heads are inside tiles because a token's heads lie side by side in the cache: memory is read in order.
+// Heads are inside tiles because a block's heads lie side by side in the cache: memory is read in order.
 // Row state, per head and row:  m the largest score, l the sum of exp(score - m) by lane, o the sum of
 // exp(score - m) * value. m starts at the lowest float, so that exp(-infinity - m) is 0 and never NaN.
 #pragma once

@@ -93,8 +93,8 @@ class LayerCache:
     ) -> LayerCache:
         """Allocate an uninitialised cache: slots that no sequence wrote are never read.
 
-        The memory is asked for in huge pages, where the system has them: a table scatters reads over
-        all of it, and with small pages a third of their time goes into finding where pages lie.
+        The memory is asked for in huge pages, where the system has them, because a table scatters reads
+        over all of it. Pages come when first written, so that step takes longer.
         """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         if not lanes:
@@ -208,7 +208,7 @@ class AttentionBackend(Protocol):
         """Apply (src block, dst block, leading slots) copies in order, K and V."""
 
     def gather_blocks(self, cache: LayerCache, blocks: Tensor) -> LayerCache:
-        """Copy whole blocks `[n]` int64 out of the cache: a dense LayerCache of n blocks."""
+        """Copy whole blocks `[n]` int64 out of the cache: a LayerCache of n blocks, laid out alike."""
 
     def scatter_blocks(self, cache: LayerCache, blocks: Tensor, stored: LayerCache) -> None:
         """Copy the n blocks of `stored` into the cache as blocks `[n]` int64; the reverse of gather."""
