@@ -4,8 +4,9 @@
     grid      the same rows over every combination of given lists
     blocks    block sizes 1 to 256
     prefill   one prompt, causal, against torch's attention on contiguous tensors
-    prefix    16 sequences over one shared prefix, read once and read by each: in the shape of SmolLM2 135M,
-              whose prefix a last-level cache may hold, and of Llama 3.2 1B, whose it may not
+    prefix    16 sequences over one shared prefix, read once and read by each: with 3 KV heads as in SmolLM2
+              135M, whose prefix a last-level cache may hold, and with 8, in groups of 3 and, as in Llama 3.2
+              1B, of 4, whose it may not
     write     rotating queries and keys and storing keys and values, in one pass and in two
     calls     time of a call with next to nothing to do
     error     outputs over each stored dtype against float64 on what was stored
@@ -228,6 +229,7 @@ def prefix(backend: CpuBackend, seconds: float) -> Iterator[Row]:
         (8192, torch.float16, KV_HEADS, GROUP),
         (2048, torch.float32, KV_HEADS, GROUP),
         (512, torch.float32, KV_HEADS, GROUP),
+        (8192, torch.float32, 8, 3),
         (8192, torch.float32, 8, 4),
         (8192, torch.float16, 8, 4),
     ):
