@@ -141,13 +141,13 @@ def modes(args: argparse.Namespace, work: list[dict[str, Any]]) -> None:
 
 def gap(args: argparse.Namespace) -> None:
     """Gaps between the tokens of eight streams, alone and while a long prompt is prefilled."""
-    engine = Engine(load_model(args.model), EngineConfig(num_blocks=1024, block_size=BLOCK_SIZE))
+    engine = Engine(load_model(args.model), EngineConfig(num_blocks=1792, block_size=BLOCK_SIZE))
     rng = random.Random(1)
 
     def prompt(length: int) -> list[int]:
         return [rng.randrange(1000, 40_000) for _ in range(length)]
 
-    endless = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+    endless = SamplingParams(temperature=0, max_tokens=2500, ignore_eos=True)  # outlasts the prompt
     for _ in range(8):
         engine.add_request(prompt(64), endless, interactive=not args.unbounded)
 
