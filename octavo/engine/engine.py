@@ -22,7 +22,7 @@ from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format
 from octavo.engine.errors import BadLogits, StepFailed
-from octavo.engine.intake import Intake
+from octavo.engine.intake import Intake, Resolved
 from octavo.engine.live import Live
 from octavo.engine.memory import available_memory
 from octavo.engine.observe import Observer
@@ -136,10 +136,11 @@ class Engine:
         """Counts since the start."""
         return self.scheduler.stats
 
-    def resolve(self, prompt: Sequence[int], params: SamplingParams, salt: str | None = None) -> Request:
-        """Check a request and settle its max_tokens. Changes nothing; safe from any thread.
-        salt: cached KV is shared only among requests of an equal one.
+    def resolve(self, prompt: Sequence[int], params: SamplingParams, salt: str | None = None) -> Resolved:
+        """Check a request, settle its max_tokens and compile the form it wants, for submit(). Changes
+        nothing; safe from any thread. salt: cached KV is shared only among requests of an equal one.
 
+        Cost: O(prompt); up to seconds where slow_to_resolve() says so, which is not for an event loop.
         Raises InvalidRequest (NeverFits among them) naming the field, the number and the limit.
         """
         return self._intake.resolve(prompt, params, salt)
@@ -155,18 +156,36 @@ class Engine:
         tenant: str = "",
         interactive: bool = True,
     ) -> int:
-        """Queue a prompt of token ids; returns the id that its deltas carry. Raises as resolve() does, and
-        QueueFull where max_queue sequences wait.
+        """Queue a prompt of token ids: resolve() and submit(). Raises as both do."""
+        return self.submit(
+            self.resolve(prompt, params, salt),
+            arrived=arrived,
+            priority=priority,
+            tenant=tenant,
+            interactive=interactive,
+        )
+
+    def submit(
+        self,
+        resolved: Resolved,
+        *,
+        arrived: float | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        interactive: bool = True,
+    ) -> int:
+        """Queue a request that was resolved, once; returns the id that its deltas carry. Raises QueueFull
+        where max_queue sequences wait.
 
         arrived: when the caller asked, in seconds of time.monotonic(); now if not given. For observers.
         priority: higher goes first, with the schedule "priority". tenant: whose share it is charged to,
         with "fair". interactive: somebody reads the tokens as they come, so a long prompt of another
         request may not hold them up; without, the whole machine may go to a prompt for a while.
         """
-        request = self.resolve(prompt, params, salt)
+        request = resolved.request
         request.priority, request.tenant, request.interactive = priority, tenant, interactive
         self.scheduler.submit(request, time.monotonic())
-        live = self._intake.live(self._next_id, request, params)
+        live = self._intake.live(self._next_id, resolved)
         self._next_id += 1
         self._live[live.id] = live
         self._by_request[request] = live

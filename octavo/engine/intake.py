@@ -1,6 +1,9 @@
 """Requests where they enter: checked, and given the state that the engine keeps of them.
 
-Owns what is made once per model for some requests: the spellings of its tokens, compiled grammars.
+    prompt, params --resolve, on any thread--> Resolved --live, on the engine's thread--> Live
+
+Owns what is made once per model for some requests: the spellings of its tokens, compiled grammars. What
+takes long is done in resolve(), so that no step waits for it.
 """
 
 from __future__ import annotations
@@ -8,8 +11,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+
+from llguidance import LLMatcher
 
 from octavo.engine.bad_words import Spellings
 from octavo.engine.beams import BeamSearch
@@ -20,6 +24,21 @@ from octavo.errors import InvalidRequest
 from octavo.kv import Scope
 from octavo.models import LoadedModel
 from octavo.sched import Request, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A request that was checked, to be queued once. request: with its max_tokens settled. matcher: at the
+    beginning of a text of the form that it wants, None without."""
+
+    request: Request
+    params: SamplingParams
+    matcher: LLMatcher | None
+
+
+def slow_to_resolve(params: SamplingParams) -> bool:
+    """Whether checking a request may take seconds: a form is to be compiled, or a whole vocabulary spelt."""
+    return params.structured_outputs is not None or bool(params.bad_words)
 
 
 class Intake:
@@ -35,6 +54,7 @@ class Intake:
         self._guesses = guesses
         self._scope = Scope(model=model.path.name)
         self._grammars: Grammars | None = None
+        self._spellings: Spellings | None = None
         self._lock = threading.Lock()
 
     @property
@@ -47,7 +67,15 @@ class Intake:
                 )
             return self._grammars
 
-    def resolve(self, prompt: Sequence[int], params: SamplingParams, salt: str | None = None) -> Request:
+    @property
+    def spellings(self) -> Spellings:
+        """How the tokens spell text, made when first asked for. Safe from any thread."""
+        with self._lock:
+            if self._spellings is None:
+                self._spellings = Spellings(self._model.tokenizer)
+            return self._spellings
+
+    def resolve(self, prompt: Sequence[int], params: SamplingParams, salt: str | None = None) -> Resolved:
         """See Engine.resolve."""
         if not prompt:
             raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
@@ -58,8 +86,6 @@ class Intake:
                     param="prompt",
                 )
         self._check_ids(params)
-        if params.structured_outputs is not None:
-            self.grammars.compile(params.structured_outputs)
         prompt = prompt[-params.truncate_prompt_tokens :] if params.truncate_prompt_tokens else prompt
         room = self.max_model_len - len(prompt)
         if room < 1:
@@ -78,28 +104,32 @@ class Intake:
         self._scheduler.check_fits(len(prompt), max_tokens, params.width)
         beams = params.beam_width is not None
         scope = self._scope if salt is None else replace(self._scope, salt=salt)
-        return Request(list(prompt), max_tokens, params.width, scope, score_prompt=scored, beams=beams)
+        if params.bad_words:
+            _ = self.spellings  # made here, not on the engine's thread
+        form = params.structured_outputs
+        matcher = self.grammars.compile(form) if form is not None else None
+        request = Request(list(prompt), max_tokens, params.width, scope, score_prompt=scored, beams=beams)
+        return Resolved(request, params, matcher)
 
-    def live(self, number: int, request: Request, params: SamplingParams) -> Live:
+    def live(self, number: int, resolved: Resolved) -> Live:
         """The engine's state of a request that was submitted."""
-        eos = self._model.eos_token_ids
+        eos, request, params = self._model.eos_token_ids, resolved.request, resolved.params
         live = Live(
             id=number,
             request=request,
             params=params,
             seed=params.seed if params.seed is not None else secrets.randbits(64),
             tokenizer=self._model.tokenizer,
-            spellings=self._spellings if params.bad_words else None,
+            spellings=self.spellings if params.bad_words else None,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos),
             eos_ids=eos,
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             guesses=0 if request.beams else self._guesses,
+            matcher=resolved.matcher,
         )
         if request.beams:
             live.search = BeamSearch(params, request.max_tokens, live.stop_ids)
             live.beams = list(request.branches)
-        if params.structured_outputs is not None:
-            live.matcher = self.grammars.compile(params.structured_outputs)
         return live
 
     def _check_ids(self, params: SamplingParams) -> None:
@@ -111,7 +141,3 @@ class Intake:
                 raise InvalidRequest(
                     f"{name} has token {token}; ids are integers from 0 to {self.vocab_size - 1}", param=name
                 )
-
-    @cached_property
-    def _spellings(self) -> Spellings:
-        return Spellings(self._model.tokenizer)

@@ -97,7 +97,7 @@ class LLM:
         used = []
         for number, (tokens, params) in enumerate(zip(ids, each, strict=True)):
             try:
-                used.append(self.engine.resolve(tokens, params).prompt)
+                used.append(self.engine.resolve(tokens, params).request.prompt)
             except InvalidRequest as error:
                 if len(ids) == 1:
                     raise

@@ -1,8 +1,9 @@
 """The engine on a thread of its own, for a server: requests stream out on asyncio loops.
 
     event loop --inbox--> engine thread: add, abort, step --call_soon_threadsafe--> one queue a request
+         +-> threads that compile forms, before anything is queued
 
-Every engine call happens on that thread. If it ends with an error, open streams get the error at once.
+Every other engine call happens on that thread. If it ends with an error, open streams get the error at once.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from octavo.engine.engine import Engine
 from octavo.engine.errors import EngineDead
+from octavo.engine.intake import Resolved, slow_to_resolve
 from octavo.engine.origin import Origin
 from octavo.engine.outputs import RequestDelta
 from octavo.engine.params import SamplingParams
@@ -27,6 +30,8 @@ from octavo.engine.params import SamplingParams
 log = logging.getLogger(__name__)
 NOWHERE = Origin()
 T = TypeVar("T")
+RESOLVING_THREADS = 2
+"""For requests that take long to check; further ones wait for these, and nobody else does."""
 
 
 @dataclass(eq=False)
@@ -55,6 +60,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
         self._lock = threading.Lock()  # guards _dead against a call put after the inbox was emptied
         self._dead: Exception | None = None
+        self._resolving = ThreadPoolExecutor(RESOLVING_THREADS, "octavo-resolve")
         self._step_began: float | None = None  # while a step runs
 
     @property
@@ -129,9 +135,10 @@ class EngineThread:
         Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the
         engine could not finish it.
         """
-        self.engine.resolve(prompt_token_ids, params)
         stream = _Stream(asyncio.get_running_loop())
-        self._call(lambda: self._add(stream, prompt_token_ids, params, origin))
+        resolve = partial(self.engine.resolve, prompt_token_ids, params, origin.salt)
+        resolved = await self._aside(resolve) if slow_to_resolve(params) else resolve()
+        self._call(lambda: self._add(stream, resolved, origin))
         finished = False
         try:
             while not finished:
@@ -148,6 +155,14 @@ class EngineThread:
                 with suppress(EngineDead):
                     self._call(lambda: self._abort(stream))
 
+    async def _aside(self, function: Callable[[], T]) -> T:
+        """Run what may take seconds beside event loop and engine. Raises EngineDead once that has ended."""
+        try:
+            future = self._resolving.submit(function)
+        except RuntimeError:  # shut down
+            raise EngineDead(str(self._dead)) from self._dead
+        return await asyncio.wrap_future(future)
+
     # -- on the engine thread ------------------------------------------------------------------
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -157,15 +172,13 @@ class EngineThread:
                 raise EngineDead(str(self._dead)) from self._dead
             self._inbox.put(function)
 
-    def _add(self, stream: _Stream, prompt: list[int], params: SamplingParams, origin: Origin) -> None:
+    def _add(self, stream: _Stream, resolved: Resolved, origin: Origin) -> None:
         if stream.closed:
             return
         try:
-            stream.request_id = self.engine.add_request(
-                prompt,
-                params,
+            stream.request_id = self.engine.submit(
+                resolved,
                 arrived=stream.arrived,
-                salt=origin.salt,
                 priority=origin.priority,
                 tenant=origin.tenant,
                 interactive=origin.interactive,
@@ -220,6 +233,7 @@ class EngineThread:
         """Tell every open stream, and those whose call came too late, and give their blocks back."""
         with self._lock:
             self._dead = error
+        self._resolving.shutdown(wait=False)
         with suppress(queue.Empty):
             while True:
                 call = self._inbox.get_nowait()

@@ -18,6 +18,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from octavo.engine import StructuredOutputs
+from octavo.engine.intake import slow_to_resolve
 from octavo.engine.logprobs import TokenLogprobs
 from octavo.engine.origin import Origin
 from octavo.engine.params import SamplingParams
@@ -189,7 +190,9 @@ class Call(ABC):
 
     async def _generated(self) -> AsyncGenerator[Piece, None]:
         with self._context.gate.places(self._num_prompts * self._params.width) as places:
-            jobs = await self._context.off_loop(self._resolved)
+            slow = slow_to_resolve(self._params)
+            off_loop = self._context.off_loop_slow if slow else self._context.off_loop
+            jobs = await off_loop(self._resolved)
             self._ids = [ids for ids, _ in jobs]
             generated = generate(self._context, jobs, self.usage, self._origin, places.give_back)
             async with aclosing(generated) as pieces:

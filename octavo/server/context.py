@@ -23,6 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TEXT_THREADS = 2
+SLOW_THREADS = 2
 STUCK_SECONDS = 300.0
 """A single step of the engine that takes longer than this counts as hung."""
 
@@ -42,6 +43,7 @@ class ServerContext:
         self._draining = False
         self._cut = False
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="octavo-text")
+        self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="octavo-slow")
 
     # -- life cycle ----------------------------------------------------------------------------
 
@@ -114,9 +116,15 @@ class ServerContext:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
+    async def off_loop_slow(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for what may take seconds, such as compiling a form: the others do not queue behind it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._slow_threads, lambda: function(*args, **kwargs))
+
     def close(self) -> None:
         """Stop the threads; work that has not started is dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._slow_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 _REASONS = {

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from octavo import SamplingParams
-from octavo.engine import EngineDead, EngineThread, StepFailed
+from octavo.engine import EngineDead, EngineThread, StepFailed, StructuredOutputs
+from octavo.engine.grammar import Grammars
+from octavo.engine.thread import RESOLVING_THREADS
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
 from tests.engine.helpers import idle, llm_on
@@ -143,3 +145,66 @@ def test_shutdown_ends_the_thread_and_tells_open_streams(tiny: Tiny) -> None:
     asyncio.run(main())
     assert not any(t.name == "octavo-engine" for t in threading.enumerate())
     idle(llm)
+
+
+@pytest.fixture
+def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Forms are compiled only once the event is set; none on the engine's thread or an event loop's."""
+    gate, compile_ = threading.Event(), Grammars._compile
+
+    def waiting(self: Grammars, kind: str, text: str) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        assert threading.current_thread().name != "octavo-engine"
+        assert gate.wait(60)
+        return compile_(self, kind, text)
+
+    monkeypatch.setattr(Grammars, "_compile", waiting)
+    yield gate
+    gate.set()
+
+
+def form(number: int) -> StructuredOutputs:
+    return StructuredOutputs(regex=f"[ab]{{3}}{number}")
+
+
+def test_slow_compiles_hold_up_nobody(thread: EngineThread, slow_compiler: threading.Event) -> None:
+    """While more forms than there are threads for them are being compiled, other streams begin and end;
+    then all of them have their form, a wrong one its refusal, and one that was left was never queued."""
+    forms = range(RESOLVING_THREADS + 2)
+
+    async def main() -> tuple[list[list[int]], BaseException]:
+        waiting = [
+            asyncio.create_task(collect(thread, [i], SamplingParams(structured_outputs=form(i), seed=i)))
+            for i in forms
+        ]
+        wrong = asyncio.create_task(
+            collect(thread, [1], SamplingParams(structured_outputs=StructuredOutputs(regex="(")))
+        )
+        left = asyncio.create_task(collect(thread, [1], SamplingParams(structured_outputs=form(9))))
+        for i in range(3):
+            assert len(await collect(thread, [i, i], params(30))) == 30
+        assert not any(task.done() for task in (*waiting, wrong, left))
+        left.cancel()
+        slow_compiler.set()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        found, refused = await asyncio.gather(*waiting), await asyncio.gather(wrong, return_exceptions=True)
+        await until_idle(thread)
+        return found, refused[0]
+
+    found, refused = asyncio.run(main())
+    for number, tokens in enumerate(found):
+        text = thread.engine.tokenizer.decode(tokens)
+        assert set(text[:3]) <= {"a", "b"}
+        assert text[3:] == str(number)
+    assert isinstance(refused, InvalidRequest)
+    assert refused.param == "structured_outputs"
+
+
+def test_forms_after_the_end_are_told_so(tiny: Tiny) -> None:
+    """A request that needs compiling, when the engine has ended, gets EngineDead as others do."""
+    thread = EngineThread(llm_on(tiny[0]).engine)
+    thread.start()
+    thread.shutdown(10)
+    with pytest.raises(EngineDead):
+        asyncio.run(collect(thread, [1], SamplingParams(structured_outputs=form(1))))

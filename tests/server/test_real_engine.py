@@ -63,6 +63,40 @@ def test_stream_equals_body(client: TestClient, url: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("url", BODIES)
+def test_a_stream_of_four(client: TestClient, url: str) -> None:
+    """n=4: the choices take turns, each is whole and ends once, with the tokens of the same request that is
+    not streamed, however unlike their lengths; the prompt counts once and every token once."""
+    body = {**BODIES[url], "n": 4, "seed": 4, "max_tokens": 24, "temperature": 1.5, "return_token_ids": True}
+    body |= {"stop_token_ids": list(range(0, 256, 12)), "min_tokens": 5}
+    if url == COMPLETIONS:
+        body["prompt"] = "A book"
+    whole = client.post(url, json=body).json()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(client.post(url, json={**body, **options}))
+    pieces: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    for at, chunk in enumerate(chunks):
+        (choice,) = chunk["choices"]
+        pieces.setdefault(choice["index"], []).append((at, choice))
+    assert sorted(pieces) == [0, 1, 2, 3]
+    assert max(mine[0][0] for mine in pieces.values()) < min(mine[-1][0] for mine in pieces.values())
+    lengths = []
+    for want in whole["choices"]:
+        mine = [choice for _, choice in pieces[want["index"]]]
+        ids = [token for choice in mine for token in choice.get("token_ids") or []]
+        assert ids == want["token_ids"]
+        reasons = [choice["finish_reason"] for choice in mine]
+        assert reasons == [None] * (len(mine) - 1) + [want["finish_reason"]]
+        lengths.append(len(ids))
+    assert len(set(lengths)) > 1
+    assert texts(chunks) == {
+        c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in whole["choices"]
+    }
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], sum(lengths))
+    assert last["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+    assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + sum(lengths)
+
+
 def test_seeded_branches(client: TestClient) -> None:
     """n=3 with a seed gives three unlike texts, and the same three again."""
     body = {"prompt": "A book", "n": 3, "seed": 5, "max_tokens": 30, "ignore_eos": True}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
@@ -11,7 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from octavo.engine import EngineThread
+from octavo.engine.grammar import Grammars
 from octavo.server import create_app
+from octavo.server.context import SLOW_THREADS, TEXT_THREADS
 
 from . import openai
 from .sse import events, texts
@@ -187,3 +191,41 @@ def test_refusals(client: TestClient, url: str, fields: dict[str, Any], param: s
     answer = client.post(url, json={**prompts[url], **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_slow_compiles_hold_up_nobody(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """While more forms are being compiled than there are threads for text and for forms, other requests
+    are answered; then each has its form, and one that cannot be enforced its refusal."""
+    gate, begun, compile_ = threading.Event(), threading.Semaphore(0), Grammars._compile
+
+    def waiting(self: Grammars, kind: str, text: str) -> Any:
+        begun.release()
+        assert gate.wait(60)
+        return compile_(self, kind, text)
+
+    monkeypatch.setattr(Grammars, "_compile", waiting)
+    count = SLOW_THREADS + TEXT_THREADS + 1
+    forms = [{"regex": f"[ab]{{2}}{i}{'s' if stream else 'w'}"} for i in range(count)] + [{"regex": "("}]
+
+    def ask(form: dict[str, Any]) -> Any:
+        return client.post(CHAT, json={"messages": [USER], "structured_outputs": form, "seed": 1})
+
+    with ThreadPoolExecutor(len(forms)) as threads:
+        try:
+            slow = [threads.submit(ask, form) for form in forms]
+            assert begun.acquire(timeout=60)
+            plain = {"messages": [USER], "max_tokens": 8, "ignore_eos": True, "stream": stream}
+            for _ in range(3):
+                assert client.post(CHAT, json=plain).status_code == 200
+            assert not any(answer.done() for answer in slow)
+        finally:
+            gate.set()
+        *answers, refused = [answer.result(timeout=60) for answer in slow]
+    for form, answer in zip(forms, answers, strict=False):
+        text = answer.json()["choices"][0]["message"]["content"]
+        assert text[2:] == form["regex"][7:]
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "structured_outputs"
