@@ -147,6 +147,7 @@ def _config(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> ServerConfig:
     return ServerConfig(
         keys=keys,
         max_open_sequences=args.max_num_seqs + args.max_queue,
+        max_body_memory=args.max_body_memory * 2**20,
         request_seconds=args.request_timeout,
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
@@ -224,6 +225,7 @@ def _rows(args: argparse.Namespace, keys: tuple[ApiKey, ...]) -> Rows:
         key = "OFF, and other machines can connect: set --api-key or --api-keys"
     return [
         ("queue", f"up to {args.max_queue} sequences wait (--max-queue)"),
+        ("request bodies", f"up to {args.max_body_memory} MiB held at once (--max-body-memory)"),
         (
             "time limits",
             f"{args.request_timeout:g} s a request, {args.drain_timeout:g} s to finish at the end",

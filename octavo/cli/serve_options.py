@@ -31,6 +31,14 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="most sequences that may wait beyond --max-num-seqs; more get a 429 (default: %(default)s)",
     )
     group.add_argument(
+        "--max-body-memory",
+        type=whole_number(16, 1_000_000),
+        default=256,
+        metavar="MIB",
+        help="most memory for request bodies at once, each held until its request ends; one that does not "
+        "fit gets a 503 (default: %(default)s)",
+    )
+    group.add_argument(
         "--request-timeout",
         type=number(0, above=True),
         default=3600.0,

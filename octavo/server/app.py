@@ -29,7 +29,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
 from octavo.server.heartbeat import beat
-from octavo.server.middleware import CrashGuard, RequestLog
+from octavo.server.middleware import BodyAccount, CrashGuard, RequestLog
 
 if TYPE_CHECKING:
     from octavo.engine.thread import EngineThread
@@ -65,6 +65,7 @@ def create_app(engine_thread: EngineThread | None, config: ServerConfig | None =
     errors.install(app)
     # The last one added is the outermost.
     app.add_middleware(CrashGuard)
+    app.add_middleware(BodyAccount, context=context)
     if context.config.keys:
         app.add_middleware(ApiKeyMiddleware, keys=context.config.keys)
         app.add_middleware(memory_map.BrowserKeyMiddleware)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.server.admission import Hold, Room
 from octavo.server.errors import TooManyRequests, Unauthorized, answer_for
 from octavo.server.keys import ApiKey, Keyring
 
@@ -20,8 +19,10 @@ class ApiKeyMiddleware:
 
     def __init__(self, app: ASGIApp, keys: Iterable[ApiKey]) -> None:
         self._app = app
+        keys = tuple(keys)
         self._keyring = Keyring(keys)
-        self._open: Counter[str] = Counter()  # requests under way, by the key's name
+        # Requests under way, by the name of a key that has a limit.
+        self._rooms = {key.name: Room(key.max_concurrent) for key in keys if key.max_concurrent is not None}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
@@ -33,26 +34,24 @@ class ApiKeyMiddleware:
             await answer_for(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["key"] = key
-        if scope["method"] != "POST" or key.max_concurrent is None:
+        room = self._rooms.get(key.name)
+        if scope["method"] != "POST" or room is None:
             await self._app(scope, receive, send)
             return
-        if self._open[key.name] >= key.max_concurrent:
+        if room.missing(1):
             busy = TooManyRequests(
-                f"{self._open[key.name]} requests of key {key.name!r} are under way, which is the limit of "
-                f"that key (max_concurrent = {key.max_concurrent}). Try again when one has ended"
+                f"{room.taken} requests of key {key.name!r} are under way, which is the limit of "
+                f"that key (max_concurrent = {room.limit}). Try again when one has ended",
+                room.seconds_until(1),
             )
             await answer_for(busy)(scope, receive, send)
             return
-        with self._counted(key):
-            await self._app(scope, receive, send)
-
-    @contextmanager
-    def _counted(self, key: ApiKey) -> Iterator[None]:
-        self._open[key.name] += 1
+        hold = Hold(room)
+        hold.take(1)
         try:
-            yield
+            await self._app(scope, receive, send)
         finally:
-            self._open[key.name] -= 1
+            hold.give_back()
 
 
 def _secret(scope: Scope) -> bytes:

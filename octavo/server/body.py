@@ -9,8 +9,9 @@ from fastapi import Request
 from pydantic_core import from_json
 
 from octavo.errors import InvalidRequest
+from octavo.server.admission import Hold
 from octavo.server.context import ServerContext
-from octavo.server.errors import BodyTimeout, BodyTooLarge
+from octavo.server.errors import BodyMemoryFull, BodyTimeout, BodyTooLarge
 from octavo.server.schemas import Schema
 
 Body = TypeVar("Body", bound=Schema)
@@ -22,12 +23,12 @@ INLINE_BYTES = 64 * 1024
 async def read_request(request: Request, context: ServerContext, schema: type[Body]) -> Body:
     """Read, decode and check the body.
 
-    Raises BodyTimeout, BodyTooLarge, InvalidRequest, or ClientDisconnect.
+    Raises BodyTimeout, BodyTooLarge, BodyMemoryFull, InvalidRequest, or ClientDisconnect.
     """
     seconds = context.config.body_seconds
     try:
         async with asyncio.timeout(seconds):
-            body = await _read_bytes(request, context.config.max_body_bytes)
+            body = await _read_bytes(request, context)
     except TimeoutError:
         raise BodyTimeout(f"the request body did not arrive within {seconds:g} s") from None
     if len(body) <= INLINE_BYTES:
@@ -35,23 +36,40 @@ async def read_request(request: Request, context: ServerContext, schema: type[Bo
     return await context.off_loop(_decode, body, schema)
 
 
-async def _read_bytes(request: Request, limit: int) -> bytes:
+async def _read_bytes(request: Request, context: ServerContext) -> bytearray:
+    """The body, each part of it on the request's account before the next is read."""
+    hold: Hold = request.state.body
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise _too_large(limit)
+    if announced.isdecimal():
+        _check(int(announced), int(announced), context)
     body = bytearray()
     async for chunk in request.stream():
+        _check(len(body) + len(chunk), len(chunk), context)
+        hold.take(len(chunk))
         body += chunk
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
+    return body
 
 
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request body is larger than the {limit} bytes that this server reads")
+def _check(length: int, more: int, context: ServerContext) -> None:
+    """Raise when a body of `length` may never be read, or `more` bytes of it not now.
+
+    What is announced is not set aside: who sends nothing takes nothing from others.
+    """
+    limit, bodies = context.config.max_body_bytes, context.bodies
+    if length > limit:
+        raise BodyTooLarge(
+            f"the request body has {length} bytes or more, and this server reads {limit} (max_body_bytes)"
+        )
+    if bodies.missing(more):
+        raise BodyMemoryFull(
+            f"request bodies take {bodies.taken} of the {bodies.limit} bytes that this server holds of them "
+            f"at once, and {more} more do not fit. Try again later, or start it with a larger "
+            "--max-body-memory",
+            bodies.seconds_until(more),
+        )
 
 
-def _decode(body: bytes, schema: type[Body]) -> Body:
+def _decode(body: bytearray, schema: type[Body]) -> Body:
     try:
         data: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from octavo.server.admission import Gate
+from octavo.server.admission import Gate, Room
 from octavo.server.config import ServerConfig
 from octavo.server.errors import EngineUnavailable, UnknownModel
 
@@ -37,6 +37,7 @@ class ServerContext:
     def __init__(self, engine: EngineThread | None, config: ServerConfig) -> None:
         self.config = config
         self.gate = Gate(config.max_open_sequences)
+        self.bodies = Room(config.max_body_memory)  # bytes of request bodies
         self.under_way = 0  # POST requests, from their first byte to their last
         self._engine = engine
         self._hooks: list[Callable[[EngineThread], None]] = []

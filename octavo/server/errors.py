@@ -64,22 +64,35 @@ class BodyTooLarge(ApiError):
     code = "body_too_large"
 
 
-class QueueFull(ApiError):
-    """As many sequences are open as may be; trying later helps."""
+class Busy(ApiError):
+    """What the request needs is in use; trying later helps. retry_after: in how many seconds, likely."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Busy):
+    """As many sequences are open as may be."""
 
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
-    headers = {"Retry-After": "1"}  # noqa: RUF012
 
 
-class TooManyRequests(ApiError):
+class TooManyRequests(Busy):
     """A key has as many requests under way as it may have."""
 
     status = 429
     type = "rate_limit_error"
     code = "too_many_requests"
-    headers = {"Retry-After": "1"}  # noqa: RUF012
+
+
+class BodyMemoryFull(Busy):
+    """The bodies of other requests fill the memory that is set aside for them."""
+
+    status = 503
+    code = "body_memory_full"
 
 
 class BodyTimeout(ApiError):
@@ -161,7 +174,7 @@ def answer_for(error: Exception) -> Response:
     """The HTTP answer for any error."""
     status, body = describe(error)
     headers = getattr(error, "headers", None)
-    if isinstance(error, sched.QueueFull):
+    if isinstance(error, (Busy, sched.QueueFull)):
         seconds = min(max(1, math.ceil(error.retry_after or 1)), MAX_RETRY_SECONDS)
         headers = {"Retry-After": str(seconds)}
     return JsonResponse(body, status_code=status, headers=headers)

@@ -1,6 +1,6 @@
 """ASGI middleware around all routes: a name and a log line for every request, and no crash unanswered.
 
-client -> RequestLog -> CORS -> API key -> CrashGuard -> routes
+client -> RequestLog -> CORS -> API key -> BodyAccount -> CrashGuard -> routes
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.server.admission import Hold
 from octavo.server.context import ServerContext
 from octavo.server.errors import answer_for
 
@@ -76,6 +77,25 @@ class RequestLog:
         }
         level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
         access.log(level, "request", extra={"fields": {k: v for k, v in fields.items() if v is not None}})
+
+
+class BodyAccount:
+    """Gives a request an account of what its body takes of the server's memory, `scope["state"]["body"]`,
+    and closes it when the request has ended, however it does: what was made of the bytes lives as long."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        hold = scope.setdefault("state", {})["body"] = Hold(self._context.bodies)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            hold.give_back()
 
 
 class CrashGuard:

@@ -18,7 +18,7 @@ from octavo import __version__
 from octavo.engine import params
 from octavo.server.context import ServerContext
 from octavo.server.errors import JsonResponse
-from octavo.server.openapi_answers import ANSWERS, ERROR_STATUSES
+from octavo.server.openapi_answers import ANSWERS, ERROR_STATUSES, STREAMS
 from octavo.server.responses.schema import ResponsesRequest
 from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, Schema, TokenizeRequest
 
@@ -96,7 +96,7 @@ def _takes_null(field: Json) -> bool:
 def _post(path: str, schema: type[Schema], answer: str) -> Json:
     ok: Json = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer}"}}}
     if "stream" in schema.model_fields:
-        ok["text/event-stream"] = {"schema": {"type": "string", "description": "Where stream is true."}}
+        ok["text/event-stream"] = {"schema": {"description": "Where stream is true.", **STREAMS[answer]}}
     body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema.__name__}"}}}
     return {
         "operationId": path.strip("/").replace("/", "_"),

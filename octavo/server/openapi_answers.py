@@ -66,6 +66,31 @@ def _answer(kind: str, choice: Json, **more: Json) -> Json:
     return _object(properties, optional=tuple(more))
 
 
+def _chunks(kind: str, choice: Json, **more: Json) -> Json:
+    """The events of a stream: chunks, or an error as the last; then DONE."""
+    properties = {
+        "id": _STRING,
+        "object": {"const": kind},
+        "created": _COUNT,
+        "model": _STRING,
+        "choices": _list(choice),
+        "usage": {"anyOf": [_USAGE, {"type": "null"}]},
+        **more,
+    }
+    chunk = _object(properties, optional=("usage", *more))
+    error = _object({"error": {"type": "object"}})
+    return {"anyOf": [_event({"const": "[DONE]"}), _event(_json({"anyOf": [chunk, error]}))]}
+
+
+def _json(schema: Json) -> Json:
+    """A string that holds JSON of this schema."""
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+
+
+def _event(data: Json, **more: Json) -> Json:
+    return _object({"data": data, **more})
+
+
 _LOGPROBS: Json = {"type": ["object", "null"]}
 _MESSAGE = _object(
     {
@@ -135,3 +160,57 @@ ANSWERS: dict[str, Json] = {
         {"error": _object({"message": _STRING, "type": _STRING, "param": _NULLABLE, "code": _NULLABLE})}
     ),
 }
+
+_CHUNK_END: Json = {
+    "finish_reason": {"enum": ["stop", "length", "tool_calls", None]},
+    "stop_reason": _END["stop_reason"],
+}
+_DELTA = _object(
+    {
+        "role": {"const": "assistant"},
+        "content": _STRING,
+        "tool_calls": _list(
+            _object(
+                {
+                    "index": _COUNT,
+                    "id": _STRING,
+                    "type": {"const": "function"},
+                    "function": _object({"name": _STRING, "arguments": _STRING}, optional=("name",)),
+                },
+                optional=("id", "type"),
+            )
+        ),
+    },
+    optional=("role", "content", "tool_calls"),
+)
+STREAMS: dict[str, Json] = {
+    "Completion": _chunks(
+        "text_completion",
+        _object(
+            {"index": _COUNT, "text": _STRING, "logprobs": _LOGPROBS, **_CHUNK_END, **_EXTRAS},
+            optional=tuple(_EXTRAS),
+        ),
+    ),
+    "ChatCompletion": _chunks(
+        "chat.completion.chunk",
+        _object(
+            {
+                "index": _COUNT,
+                "delta": _DELTA,
+                "logprobs": _LOGPROBS,
+                **_CHUNK_END,
+                "token_ids": _EXTRAS["token_ids"],
+            },
+            optional=("token_ids",),
+        ),
+        service_tier={"const": "default"},
+        prompt_token_ids=_EXTRAS["prompt_token_ids"],
+        prompt_logprobs=_EXTRAS["prompt_logprobs"],
+    ),
+    "Response": _event(
+        _json(_object({"type": _STRING, "sequence_number": _COUNT}, more=True)),
+        event=_STRING,
+    ),
+}
+"""Each event of a stream, by the answer that it would be otherwise. OpenAPI 3.1 has no word for it: as is the
+custom, the schema of text/event-stream is that of one event."""

@@ -1,7 +1,10 @@
-"""uvicorn's HTTP protocol with two bounds that it lacks, so that idle connections cost nothing for long.
+"""uvicorn's HTTP protocol with bounds that it lacks, so that idle connections cost nothing for long.
 
 a connection whose request head is not complete within HEAD_SECONDS is closed
-a connection that takes no byte of its answer for STALL_SECONDS is cut, which ends its request
+one that goes on sending a body that was answered, and refused, longer than that is closed too
+one that takes no byte of its answer for STALL_SECONDS is cut, which ends its request
+one that sends more while its request is answered stays watched, so that leaving ends the request; of what
+it sends MAX_AHEAD bytes are kept for after the answer, more cut it
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from octavo.server.errors import dump_json, error_body
 
 HEAD_SECONDS = 10.0
 STALL_SECONDS = 60.0
+MAX_AHEAD = 64 * 1024
 
 
 class BoundedProtocol(H11Protocol):
@@ -30,6 +34,7 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch_head()
+        self._watch_ahead()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -62,10 +67,21 @@ class BoundedProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
+    def _watch_ahead(self) -> None:
+        """uvicorn stops reading where a client sends its next request too early, and then would not notice
+        that it leaves."""
+        if not self.flow.read_paused or self.conn.their_state is not h11.DONE:
+            return
+        if len(self.conn.trailing_data[0]) > MAX_AHEAD:
+            self._cut()
+        else:
+            self.flow.resume_reading()
+
     def _watch_head(self) -> None:
-        """Run the timer while a request head is awaited, and not while one is answered."""
+        """Run the timer while a request head is awaited, or the rest of a body that is answered already."""
         idle = self.cycle is not None and self.timeout_keep_alive_task is not None  # uvicorn's own timer runs
-        if self.conn.their_state is not h11.IDLE or idle:
+        unread = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if (self.conn.their_state is not h11.IDLE and not unread) or idle:
             self._disarm_head()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -271,3 +271,56 @@ def test_what_is_no_http(start: Callable[..., Running], junk: bytes) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_client_that_sends_ahead_and_leaves(start: Callable[..., Running]) -> None:
+    """One that sends its next request before it has its answer is answered twice; one that leaves then ends
+    its request; one that sends without end is cut."""
+    running = start()
+    step, short = running.engine.engine.step, {"prompt": "a", "ignore_eos": True, "max_tokens": 2}
+
+    def slow_step() -> object:
+        time.sleep(0.05)  # so that the first is under way when more comes
+        return step()
+
+    running.engine.engine.step = slow_step  # type: ignore[method-assign,assignment]
+
+    def send_two(**fields: object) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+        body = {"prompt": "a", "ignore_eos": True, "n": 4, **fields}
+        sock.sendall(request_bytes(body).replace(b"Connection: close\r\n", b""))
+        wait_for(lambda: running.app.state.context.gate.open == 4)
+        sock.sendall(request_bytes(short))
+        return sock
+
+    with send_two(max_tokens=6) as patient:
+        answers = b""
+        while chunk := patient.recv(4096):
+            answers += chunk
+    assert answers.count(b"HTTP/1.1 200") == 2
+    with send_two():
+        time.sleep(0.2)  # the server has seen what came ahead
+    wait_for(running.idle, 1.5)  # by itself it would go on for ten seconds and more
+    with send_two() as floods, suppress(ConnectionError):
+        while True:
+            floods.sendall(b"x" * 10_000)
+    wait_for(running.idle, 1.5)
+
+
+def test_a_refused_body_that_never_ends(start: Callable[..., Running], monkeypatch) -> None:
+    """A client that goes on sending a body that was refused has its answer, and is closed after a while."""
+    monkeypatch.setattr(server_protocol, "HEAD_SECONDS", 0.3)
+    running = start()
+    running.app.state.context.config = ServerConfig(max_body_bytes=1000)
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 413")
+
+        def cut() -> bool:
+            try:
+                sock.sendall(b" ")
+            except ConnectionError:
+                return True
+            return False
+
+        wait_for(cut)

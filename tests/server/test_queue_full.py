@@ -13,14 +13,17 @@ from octavo.server import errors
 @pytest.mark.parametrize(
     ("seconds", "header"), [(None, "1"), (0.0, "1"), (2.2, "3"), (59.0, "59"), (1e9, "600")]
 )
-def test_the_scheduler_s_refusal_is_a_429_that_says_when(seconds: float | None, header: str) -> None:
-    """Status, type, code and a whole number of seconds."""
+@pytest.mark.parametrize("refusal", [QueueFull, errors.QueueFull])
+def test_a_full_queue_is_a_429_that_says_when(
+    refusal: type[Exception], seconds: float | None, header: str
+) -> None:
+    """Status, type, code and a whole number of seconds, of the scheduler's refusal and the server's own."""
     app = FastAPI()
     errors.install(app)
 
     @app.get("/")
     def full() -> None:
-        raise QueueFull("4 sequences wait", seconds)
+        raise refusal("4 sequences wait", seconds)
 
     answer = TestClient(app).get("/")
     assert answer.status_code == 429
