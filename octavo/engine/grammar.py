@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +125,11 @@ class Grammars:
         if matcher.is_error():
             raise _refused(kind, matcher.get_error())
         return matcher
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as part of a Lark grammar, enforced as one that is given by itself is."""
+    return "%json " + json.dumps({**exact_formats(schema), "x-guidance": _JSON})
 
 
 def _refused(kind: str, why: str) -> InvalidRequest:

@@ -4,6 +4,7 @@ response_format    {"type": "text" | "json_object" | "json_schema", "json_schema
 text.format        the same in Responses, flatter
 structured_outputs one of json, json_object, regex, choice, grammar - an extension, as vLLM has it
 tool_choice        a call that must be made: its arguments, or name and arguments, by the tools' schemas
+tools              where one is strict and the model may choose: plain text, or calls by the tools' schemas
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from octavo.engine import StructuredOutputs
 from octavo.errors import InvalidRequest
-from octavo.server.tools import Tools
+from octavo.server.tools import ToolForm, Tools, write_grammar
 
 _FORMAT = ("name", "description", "schema", "strict")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -73,6 +74,16 @@ def forced_call(tools: Tools) -> StructuredOutputs | None:
             }
         )
     return StructuredOutputs(json={"anyOf": calls, "$defs": shared})
+
+
+def call_form(tools: Tools, form: ToolForm) -> tuple[str | None, StructuredOutputs | None]:
+    """The field that gives calls a form, and the form; none where the model may write what it likes."""
+    if tools.forced:
+        return "tool_choice", forced_call(tools)
+    if not any(tool["function"].get("strict") for tool in tools.declared):
+        return None, None
+    with named("tools"):
+        return "tools", StructuredOutputs(grammar=write_grammar(tools, form.check("tools")))
 
 
 @contextmanager

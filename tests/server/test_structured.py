@@ -11,11 +11,13 @@ from typing import Any
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
+from tokenizers import Tokenizer
 
-from octavo.engine import EngineThread
+from octavo.engine import EngineThread, StructuredOutputs
 from octavo.engine.grammar import Grammars
-from octavo.server import create_app
+from octavo.server import ServerConfig, create_app
 from octavo.server.context import SLOW_THREADS, TEXT_THREADS
+from octavo.server.tools import read_tools, write_grammar
 
 from . import openai
 from .sse import events, texts
@@ -39,6 +41,10 @@ OTHER = {
 }
 NEAR = {"type": "function", "function": {"name": "near", "parameters": SCHEMA, "strict": True}}
 COUNT = {"type": "function", "function": {"name": "count", "parameters": OTHER}}
+UNKNOWN: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "nothing"}, "strict": True},
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
 
 
@@ -151,6 +157,105 @@ def test_forced_call_of_a_response(client: TestClient) -> None:
     jsonschema.validate(json.loads(answer["output"][0]["arguments"]), OTHER)
 
 
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineThread]:
+    """A model whose vocabulary has the opening tag, so that it can be made to begin a call."""
+    path = tiny_with_tools(tmp_path_factory.mktemp("caller"), max_position_embeddings=2048)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens(["<tool_call>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    thread = engine_thread(path, num_blocks=2000)
+    yield thread
+    thread.shutdown(timeout=10)
+
+
+def say(engine: EngineThread, text: str) -> dict[str, float]:
+    """A bias that makes the model begin with this one token of text."""
+    (token,) = engine.engine.tokenizer.encode(text, add_special_tokens=False)
+    return {str(token): 100.0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("form", "begin"), [("hermes", "<tool_call>"), ("llama", "{")])
+def test_a_strict_tool_that_the_model_chooses(
+    caller: EngineThread, form: str, begin: str, seed: int, stream: bool
+) -> None:
+    """Where the model may choose, a call that it begins follows the schema of the tool, and names one."""
+    body = {"messages": [USER], "tools": [NEAR, {**COUNT, "function": {**COUNT["function"], "strict": True}}]}
+    body |= {"seed": seed, "logit_bias": say(caller, begin), "parallel_tool_calls": False, "temperature": 1.5}
+    with TestClient(create_app(caller, ServerConfig(tool_format=form))) as client:
+        if stream:
+            chunks = events(client.post(CHAT, json={**body, "stream": True}))
+            found = [c for one in chunks for c in one["choices"]]
+            calls = [call["function"] for c in found for call in c["delta"].get("tool_calls", [])]
+            name, arguments = calls[0]["name"], "".join(call["arguments"] for call in calls)
+            assert found[-1]["finish_reason"] == "tool_calls"
+            assert not any(c["delta"].get("content") for c in found)
+        else:
+            choice = ok(client, CHAT, **body)["choices"][0]
+            (call,) = choice["message"]["tool_calls"]
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    jsonschema.validate(json.loads(arguments), {"near": SCHEMA, "count": OTHER}[name])
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama"])
+def test_a_strict_tool_that_the_model_leaves(caller: EngineThread, form: str) -> None:
+    """A model that begins no call writes what it likes."""
+    body = {"messages": [USER], "tools": [NEAR], "max_tokens": 30, "temperature": 0, "min_tokens": 30}
+    with TestClient(create_app(caller, ServerConfig(tool_format=form))) as client:
+        choice = ok(client, CHAT, **body, bad_words=["{", "<"])["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+
+
+def test_a_strict_tool_of_a_response(caller: EngineThread) -> None:
+    """The same in Responses; the response tells the tool again."""
+    tool = {"type": "function", **NEAR["function"]}  # type: ignore[dict-item]
+    bias = say(caller, "<tool_call>")
+    with TestClient(create_app(caller)) as client:
+        answer = ok(
+            client, RESPONSES, input="a", tools=[tool], logit_bias=bias, parallel_tool_calls=False, seed=1
+        )
+    openai.check("Response", answer)
+    assert [item["type"] for item in answer["output"]] == ["function_call"]
+    jsonschema.validate(json.loads(answer["output"][0]["arguments"]), SCHEMA)
+    assert answer["tools"][0]["strict"] is True
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "taken"),
+    [
+        ("hermes", "", True),
+        ("hermes", "a <tool_ {b} \u00e9\n", True),
+        ("hermes", 'a <tool_call>\n{"name": "count", "arguments": {"n": 1}}\n</tool_call> b\n', True),
+        ("hermes", '<tool_call>{"name":"any","arguments":{"z":[1]}}</tool_call>', True),
+        ("hermes", "a <tool_call>", False),
+        ("hermes", "a <tool_call>b", False),
+        ("hermes", '<tool_call>{"name": "other"', False),
+        ("hermes", '<tool_call>{"name": "count", "arguments": {"n": 3', False),
+        ("hermes", '<tool_call>{"name": "count", "arguments": {"n": 1}}', False),
+        ("llama", "", True),
+        ("llama", " a {b}", True),
+        ("llama", '{"name": "count", "parameters": {"n": 2}}; {"name": "any", "parameters": {}}', True),
+        ("llama", '{"name": "count", "parameters": {"n": 3', False),
+        ("llama", ' {"answer"', False),
+    ],
+)
+def test_what_may_be_written(caller: EngineThread, form: str, text: str, taken: bool) -> None:
+    """Plain text is free; where a call has begun only a whole one of a declared tool can follow."""
+    strict = {"type": "function", "function": {**COUNT["function"], "strict": True}}  # type: ignore[dict-item]
+    tools = read_tools([strict, {"type": "function", "function": {"name": "any"}}], None, None)
+    assert tools is not None
+    engine = caller.engine
+    grammars = Grammars(engine.tokenizer, engine.vocab_size, [engine.tokenizer.encode("A")[0]])
+    matcher = grammars.compile(StructuredOutputs(grammar=write_grammar(tools, form)))
+    ids = engine.tokenizer.encode(text, add_special_tokens=False)
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is taken
+
+
 @pytest.mark.parametrize(
     ("url", "fields", "param"),
     [
@@ -175,7 +280,10 @@ def test_forced_call_of_a_response(client: TestClient) -> None:
         ),
         (CHAT, {"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         (CHAT, {"response_format": FORMAT, "tools": [NEAR], "tool_choice": "required"}, "tool_choice"),
-        (CHAT, {"tools": [NEAR]}, "tools"),
+        (CHAT, {"response_format": FORMAT, "tools": [NEAR]}, "tools"),
+        (CHAT, {"structured_outputs": {"regex": "a"}, "tools": [COUNT, NEAR]}, "tools"),
+        (CHAT, {"tools": [UNKNOWN]}, "tools"),
+        (RESPONSES, {"tools": [{"type": "function", **UNKNOWN["function"]}]}, "tools"),
         (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs"),
         (COMPLETIONS, {"structured_outputs": {"regex": "("}}, "structured_outputs"),
         (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),

@@ -11,21 +11,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.engine import StructuredOutputs
 from octavo.errors import OctavoError
 from octavo.server.body import read_request
-from octavo.server.call import Call
 from octavo.server.caller import Caller
-from octavo.server.chat import check_tools, one_form, parser_of
 from octavo.server.choices import Body, ChatChoice
 from octavo.server.context import ServerContext
+from octavo.server.conversation import Conversation
 from octavo.server.errors import describe
 from octavo.server.responses.input import read_input
 from octavo.server.responses.items import Event, OutputItems
 from octavo.server.responses.schema import ResponsesRequest
 from octavo.server.stream import logger, named_event
-from octavo.server.structured import forced_call, read_format
-from octavo.server.tools import ToolForm, Tools, form_of, read_tools, render_tools
+from octavo.server.structured import read_format
+from octavo.server.tools import ToolForm, Tools, form_of, read_tools
 
 router = APIRouter()
 
@@ -42,7 +40,7 @@ async def create_response(request: Request) -> Response:
     return await ResponseCall(context, body, messages, Caller.of(request), tools, form).respond(request)
 
 
-class ResponseCall(Call):
+class ResponseCall(Conversation):
     """One response. Its text and calls are read as a chat's are; only the shape differs."""
 
     id_prefix = "resp"
@@ -57,40 +55,20 @@ class ResponseCall(Call):
         tools: Tools | None,
         form: ToolForm,
     ) -> None:
-        check_tools(tools, form)
+        super().__init__(
+            context,
+            request,
+            caller,
+            messages,
+            tools,
+            form,
+            ("text.format", read_format(request.text.get("format"), "text.format", flat=True)),
+            with_logprobs=request.with_logprobs,
+        )
         self._asked = request
-        self._messages = messages
-        self._tools = tools
-        self._form = form
-        super().__init__(context, request, 1, caller)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._items = OutputItems()
         self._number = 0
-
-    def encode(self) -> list[list[int]]:
-        messages, variables = render_tools(self._form, self._messages, self._tools)
-        return [self._tokenizer.encode_chat(messages, True, **variables)]
-
-    def form_of_answer(self) -> tuple[str | None, StructuredOutputs | None]:
-        return one_form(
-            ("text.format", read_format(self._asked.text.get("format"), "text.format", flat=True)),
-            super().form_of_answer(),
-            ("tool_choice", forced_call(self._tools) if self._tools is not None else None),
-        )
-
-    def prompt_texts(self) -> list[Any]:
-        return list(self._messages)
-
-    def new_choice(self, index: int) -> ChatChoice:
-        tools = self._tools
-        return ChatChoice(
-            self._tokenizer,
-            index,
-            with_logprobs=self._asked.with_logprobs,
-            with_ids=False,
-            parser=parser_of(tools, self._form),
-            single=tools is not None and not tools.several,
-        )
 
     async def answer(self) -> Body:
         """The whole response."""

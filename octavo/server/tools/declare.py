@@ -41,6 +41,10 @@ class Tools:
         """Whether the answer must be a call."""
         return self.choice != "auto"
 
+    def strict(self, name: str) -> bool:
+        """Whether the arguments of a tool's calls must follow its schema."""
+        return bool(self.declared[self.names.index(name)]["function"].get("strict"))
+
     def parameters(self, name: str) -> dict[str, Any]:
         """The JSON schema of a tool's arguments."""
         function = self.declared[self.names.index(name)]["function"]
