@@ -27,10 +27,16 @@ async def create_chat_completion(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await read_request(request, context, ChatRequest)
     context.check(body.model)
+    # Messages, tools and schemas may be megabytes to look at.
+    call = await context.off_loop(_understand, context, body, Caller.of(request))
+    return await call.respond(request)
+
+
+def _understand(context: ServerContext, body: ChatRequest, caller: Caller) -> ChatCall:
     form = form_of(context.engine.engine.tokenizer.chat_template, context.config.tool_format)
-    messages = await context.off_loop(read_messages, body.messages, form)
+    messages = read_messages(body.messages, form)
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    return await ChatCall(context, body, messages, Caller.of(request), tools, form).respond(request)
+    return ChatCall(context, body, messages, caller, tools, form)
 
 
 class ChatCall(Conversation):

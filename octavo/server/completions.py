@@ -26,9 +26,14 @@ async def create_completion(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await read_request(request, context, CompletionRequest)
     context.check(body.model)
-    # A prompt may be a million token ids to look at.
-    prompts = await context.off_loop(read_prompts, body.prompt, context.engine.engine.vocab_size)
-    return await CompletionCall(context, body, prompts, Caller.of(request)).respond(request)
+    # A prompt may be a million token ids to look at, and a form megabytes.
+    call = await context.off_loop(_understand, context, body, Caller.of(request))
+    return await call.respond(request)
+
+
+def _understand(context: ServerContext, body: CompletionRequest, caller: Caller) -> CompletionCall:
+    prompts = read_prompts(body.prompt, context.engine.engine.vocab_size)
+    return CompletionCall(context, body, prompts, caller)
 
 
 class CompletionCall(Call):

@@ -34,10 +34,15 @@ async def create_response(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await read_request(request, context, ResponsesRequest)
     context.check(body.model)
+    call = await context.off_loop(_understand, context, body, Caller.of(request))
+    return await call.respond(request)
+
+
+def _understand(context: ServerContext, body: ResponsesRequest, caller: Caller) -> ResponseCall:
     form = form_of(context.engine.engine.tokenizer.chat_template, context.config.tool_format)
-    messages = await context.off_loop(read_input, body.input, body.instructions, form)
+    messages = read_input(body.input, body.instructions, form)
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, flat=True)
-    return await ResponseCall(context, body, messages, Caller.of(request), tools, form).respond(request)
+    return ResponseCall(context, body, messages, caller, tools, form)
 
 
 class ResponseCall(Conversation):
