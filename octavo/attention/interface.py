@@ -21,9 +21,6 @@ Owns the data classes and the backend's signature; computes nothing.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -31,9 +28,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from octavo.attention.pages import uninitialised
 from octavo.attention.rotate import rotate_in_place
-
-HUGE_PAGE = 2**21  # bytes; on x86-64, and elsewhere a multiple of what memory is aligned to
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +90,17 @@ class LayerCache:
         """Allocate an uninitialised cache: slots that no sequence wrote are never read.
 
         The memory is asked for in huge pages, where the system has them, because a table scatters reads
-        over all of it. Pages come when first written, so that step takes longer.
+        over all of it. Pages come when first written, which takes time (see pages.py).
         """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         if not lanes:
-            stored = _allocate(shape, dtype), _allocate(shape, dtype)
+            stored = uninitialised(shape, dtype), uninitialised(shape, dtype)
             if dtype != torch.int8:
                 return LayerCache(*stored)
             return LayerCache(*stored, torch.empty(shape[:3]), torch.empty(shape[:3]))
         rows = num_kv_heads * head_dim * block_size * dtype.itemsize
         scales = num_kv_heads * block_size * 4 if dtype == torch.int8 else 0
-        storage = _allocate((num_blocks, 2 * (rows + scales)), torch.uint8)
+        storage = uninitialised((num_blocks, 2 * (rows + scales)), torch.uint8)
         key, value = (
             storage[:, start : start + rows].view(dtype).view(num_blocks, num_kv_heads, *part)
             for start, part in ((0, (head_dim, block_size)), (rows, (block_size, head_dim)))
@@ -120,19 +116,6 @@ class LayerCache:
             for start in (2 * rows, 2 * rows + scales)
         )
         return replace(cache, key_scale=key_scale, value_scale=value_scale)
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised memory, from the first huge page's worth on in huge pages where the system has them."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(shape, dtype=dtype)
-    pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the mapping
-    start = -whole.data_ptr() % HUGE_PAGE
-    return whole[start : start + size].view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

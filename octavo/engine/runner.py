@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention import AttentionBackend, AttentionBatch, check_batch
+from octavo.attention.pages import Ahead
 from octavo.models import LoadedModel
 from octavo.sched import Plan
 
@@ -36,6 +37,7 @@ class Runner:
             backend.allocate(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_dtype)
             for _ in range(config.num_layers)
         ]
+        self._ahead = Ahead([tensor for cache in self.caches for tensor in cache.stretches()])
 
     @torch.inference_mode()
     def forward(self, plan: Plan, tables: np.ndarray) -> Tensor:
@@ -59,17 +61,20 @@ class Runner:
         cache = self.caches[0]
         columns = -(-int(kv_len.max()) // cache.block_size)
         rows = [entry.branch.kv.row for entry in entries if entry.branch.kv is not None]
+        slots = np.concatenate([entry.slots for entry in entries])
         batch = AttentionBatch(
             tables=torch.from_numpy(tables[rows, :columns]),
             query_start=torch.from_numpy(query_start),
             kv_len=torch.from_numpy(kv_len),
-            slots=torch.from_numpy(np.concatenate([entry.slots for entry in entries])),
+            slots=torch.from_numpy(slots),
         )
         if self._checked:
             check_batch(batch, cache.num_blocks, cache.block_size, len(token_ids))
-        return self._decoder.forward(
+        hidden = self._decoder.forward(
             torch.from_numpy(token_ids), torch.from_numpy(positions), self.caches, batch, self._backend
         )
+        self._ahead.reached(int(slots.max()) // cache.block_size)
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Scheduling: who runs next and with how many tokens. No torch; decides and returns plain data."""
 
 from octavo.sched.config import ORDERS, PREEMPTION_MODES, SchedulerConfig
-from octavo.sched.costs import Costs
+from octavo.sched.costs import Costs, Decodes
 from octavo.sched.errors import NeverFits, QueueFull, SchedulerError, Stuck
 from octavo.sched.plan import Plan, PlanEntry
 from octavo.sched.request import AnyPool, Branch, Request, State
@@ -14,6 +14,7 @@ __all__ = [
     "AnyPool",
     "Branch",
     "Costs",
+    "Decodes",
     "NeverFits",
     "Plan",
     "PlanEntry",

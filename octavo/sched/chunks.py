@@ -41,18 +41,20 @@ class Draft:
     def choose(self, branch: Branch, count: int) -> None:
         """`count` more tokens of `branch` are computed in this step."""
         assert branch.kv is not None
+        chosen = self.chosen.get(branch, 0)
         if branch.remaining > 1:
-            self.spare -= self.costs.chunk(count, branch.kv.length + self.chosen.get(branch, 0))
-        self.chosen[branch] = self.chosen.get(branch, 0) + count
+            self.spare -= self.costs.chunk(chosen + count, branch.kv.length) - self._cost(branch)
+        self.chosen[branch] = chosen + count
         self.budget -= count
 
     def drop(self, branch: Branch) -> None:
         """It is not part of the step after all."""
         self.budget += self.chosen.pop(branch, 0)
 
-    def limit(self, decodes: int, max_gap: float) -> None:
-        """Somebody reads one of `decodes` streams: bound what chunks add."""
-        self.spare = MARGIN * (max_gap - 1) * self.costs.decode(decodes)
+    def limit(self, max_gap: float) -> None:
+        """Somebody reads one of the streams chosen so far: bound what chunks add to a step of these alone."""
+        earlier = sum(branch.kv.length for branch in self.chosen if branch.kv is not None)
+        self.spare = MARGIN * (max_gap - 1) * self.costs.decode(len(self.chosen), earlier)
 
     @property
     def has_room(self) -> bool:
@@ -66,6 +68,12 @@ class Draft:
         wanted = branch.remaining - chosen
         count = min(wanted, math.ceil(self.budget * share))
         if math.isfinite(self.spare):
-            within = self.costs.chunk_within(self.spare * share, branch.kv.length + chosen)
-            count = min(count, max(within, at_least))
+            within = self.costs.chunk_within(self.spare * share + self._cost(branch), branch.kv.length)
+            count = min(count, max(within - chosen, at_least))
         return max(0, count)
+
+    def _cost(self, branch: Branch) -> float:
+        """Of the branch's chunk so far."""
+        assert branch.kv is not None
+        chosen = self.chosen.get(branch, 0)
+        return self.costs.chunk(chosen, branch.kv.length) if chosen else 0.0

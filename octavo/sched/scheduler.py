@@ -212,7 +212,7 @@ class Scheduler:
             if branch in draft.chosen:
                 self._add_guesses(branch, draft)
         if any(branch.request.interactive for branch in draft.chosen):
-            draft.limit(len(draft.chosen), self.config.max_gap)
+            draft.limit(self.config.max_gap)
 
     def _add_guesses(self, branch: Branch, draft: Draft) -> None:
         """Let a decode check its guesses too, as far as budget and free memory go: nobody pays for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -205,12 +206,34 @@ def test_the_meter_finds_the_costs_behind_its_measurements() -> None:
             chunk = count * (token + pair * (start + count / 2))
             meter.step(plan(*[entry(1, 50)] * 8, entry(count, start)), 0.05 + chunk)
         costs = meter.costs
-        assert costs.decode(8) == pytest.approx(0.05)
+        assert costs.decode(8, 400) == pytest.approx(0.05)
         assert costs.token == pytest.approx(token, rel=0.02)
         assert costs.pair == pytest.approx(pair, rel=0.02)
     for _ in range(100):
         meter.transfers(10, 0.02)
     assert meter.costs.block == pytest.approx(0.002)
+
+
+def test_the_meter_tells_what_streams_read_from_what_chunks_cost() -> None:
+    """Streams grow alone, then beside a long prompt: what fetching an earlier token costs comes out of the
+    first part, and the second is not laid at the chunks' door."""
+    meter, rng = StepMeter(), random.Random(3)
+    base, read, token, pair = 0.01, 1.3e-6, 2e-4, 3e-8
+
+    def step(length: int, chunk: int, start: int) -> None:
+        entries = [entry(1, length)] * 8 + ([entry(chunk, start)] if chunk else [])
+        took = base + read * 8 * length
+        took += read * start + chunk * (token + pair * (start + chunk / 2)) if chunk else 0
+        meter.step(plan(*entries), took * rng.uniform(0.98, 1.02))
+
+    for length in range(64, 364):
+        step(length, 0, 0)
+    assert meter.costs.read == pytest.approx(read, rel=0.2)
+    assert meter.costs.decode(8, 8 * 1300) == pytest.approx(base + read * 8 * 1300, rel=0.2)
+    for i in range(500):
+        step(364 + i, 12, 12 * i)
+    true = read * 6000 + 12 * (token + pair * 6006)
+    assert meter.costs.chunk(12, 6000) == pytest.approx(true, rel=0.2)
 
 
 def test_the_meter_has_sane_costs_whatever_it_sees() -> None:

@@ -6,18 +6,19 @@ import random
 
 import pytest
 
-from octavo.sched import Costs, Plan, State
-from octavo.sched.chunks import MIN_CHUNK
+from octavo.sched import Costs, Decodes, Plan, State
+from octavo.sched.chunks import MIN_CHUNK, Draft
 from tests.sched.simulate import Simulation
 from tests.sched.test_scheduler import tokens
 
-COSTS = Costs(step=30.0, token=1.0, pair=0.0002, decodes={8: 50.0})
+COSTS = Costs(step=30.0, token=1.0, pair=0.0002, read=0.001, decodes={8: Decodes(50.0, 40)})
 
 
 def seconds(plan: Plan, costs: Costs) -> float:
     """What a step costs by the figures that the policy was given."""
     chunks = [entry for entry in plan.entries if len(entry.tokens) > 1]
-    total = costs.decode(len(plan.entries) - len(chunks))
+    decodes = [entry for entry in plan.entries if len(entry.tokens) == 1]
+    total = costs.decode(len(decodes), sum(entry.start for entry in decodes))
     return total + sum(costs.chunk(len(entry.tokens), entry.start) for entry in chunks)
 
 
@@ -36,7 +37,7 @@ def test_no_stream_waits_for_a_long_prompt() -> None:
     """While 6,000 tokens are prefilled, each of eight streams gets a token every step, and no step costs more
     than twice one without the prompt."""
     sim = streams(8)
-    alone = seconds(sim.step(), COSTS)
+    sim.step()
     long = sim.submit(tokens(50, 6000), 4)
     steps = 0
     while long.branches[0].num_output == 0:
@@ -45,7 +46,8 @@ def test_no_stream_waits_for_a_long_prompt() -> None:
         assert [len(request.branches[0].tokens) - b for request, b in zip(sim.requests[:8], before)] == [
             1
         ] * 8
-        assert seconds(plan, COSTS) <= 2 * alone
+        decodes = [entry for entry in plan.entries if entry.branch is not long.branches[0]]
+        assert seconds(plan, COSTS) <= 2 * seconds(plan._replace(entries=tuple(decodes)), COSTS)
         steps += 1
     assert steps < 6000 / MIN_CHUNK, "the prompt got more than the least"
 
@@ -60,7 +62,7 @@ def test_nobody_reads_nobody_waits() -> None:
 def test_however_dear_prompts_are_they_end() -> None:
     """Where one more token already costs more than the bound, the first prompt still gets a few each step."""
     sim = streams(8)
-    sim.scheduler.costs = Costs(step=1.0, token=1000.0, pair=1.0, decodes={8: 1.0})
+    sim.scheduler.costs = Costs(step=1.0, token=1000.0, pair=1.0, decodes={8: Decodes(1.0, 40)})
     long = sim.submit(tokens(50, 200), 1)
     for _ in range(200 // MIN_CHUNK + 1):
         sim.step()
@@ -121,8 +123,42 @@ def test_chunk_within_is_the_inverse_of_chunk(seed: int) -> None:
     """The most tokens that cost no more than the limit: those fit, one more does not."""
     rng = random.Random(seed)
     for _ in range(300):
-        costs = Costs(token=rng.uniform(0.1, 3), pair=rng.choice((0.0, rng.uniform(1e-6, 1e-2))))
+        costs = Costs(
+            token=rng.uniform(0.1, 3),
+            pair=rng.choice((0.0, rng.uniform(1e-6, 1e-2))),
+            read=rng.choice((0.0, rng.uniform(0, 0.1))),
+        )
         limit, start = rng.uniform(0, 500), rng.randrange(10_000)
         count = costs.chunk_within(limit, start)
-        assert costs.chunk(count, start) <= limit + 1e-6
+        assert count == 0 or costs.chunk(count, start) <= limit + 1e-6
         assert costs.chunk(count + 2, start) > limit
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chunk_in_parts_costs_what_it_costs_whole(seed: int) -> None:
+    """Earlier tokens are fetched once for a chunk, however many times more tokens are chosen for it."""
+    rng = random.Random(seed)
+    sim = streams(8)
+    long = sim.submit(tokens(50, 6000), 4).branches[0]
+    for _ in range(rng.randrange(3, 30)):
+        sim.step()
+    whole, parts = Draft(500, COSTS, spare=40.0), Draft(500, COSTS, spare=40.0)
+    count = whole.chunk(long)
+    assert 0 < count < 500
+    whole.choose(long, count)
+    while (more := parts.chunk(long, share=rng.uniform(0.3, 1))) > 0:
+        parts.choose(long, more)
+    assert parts.spare == pytest.approx(40.0 - COSTS.chunk(parts.chosen[long], long.kv.length))
+    assert count - 1 <= parts.chosen[long] <= count
+
+
+def test_decodes_of_more_tokens_cost_more() -> None:
+    """The estimate follows the streams' lengths, and from the nearest number of rows that was seen."""
+    costs = Costs(token=1.0, read=0.01, decodes={2: Decodes(20.0, 100), 8: Decodes(50.0, 1000)})
+    assert costs.decode(8, 1000) == 50
+    assert costs.decode(8, 2000) == pytest.approx(60)
+    assert costs.decode(8, 500) == pytest.approx(45)
+    assert costs.decode(7, 1000) == pytest.approx(49)
+    assert costs.decode(3, 100) == pytest.approx(21)
+    assert Costs(token=1.0, read=1.0, decodes={8: Decodes(50.0, 1000)}).decode(8, 0) == 12.5
+    assert Costs(step=5.0, token=2.0, read=0.5).decode(3, 10) == 16

@@ -139,10 +139,10 @@ def test_the_cheapest_that_gains_enough_is_chosen() -> None:
         pool.drain()
         kv.commit(tokens(i, count))
         units.append(unit_of(pool, [Running(kv)]))  # type: ignore[list-item]
-    one = choose(units, 1, pool, "recompute", Costs(pair=0.0))
+    one = choose(units, 1, pool, "recompute", Costs(pair=0.0, read=0.0))
     assert one is not None
     assert (one.unit, one.mode, one.loss) == (units[2], "partial", 4.0)
-    two = choose(units[:2], 4, pool, "recompute", Costs(pair=0.0))
+    two = choose(units[:2], 4, pool, "recompute", Costs(pair=0.0, read=0.0))
     assert two is not None
     assert (two.unit, two.mode) == (units[1], "partial")
     none_enough = choose(units[:1], 4, pool, "recompute", Costs())
