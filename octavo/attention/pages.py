@@ -7,7 +7,7 @@
         layer 1   | piece | piece | ....      layers come to a new piece in the same step, and that step
         ...           ^                       waits for the system to clear one huge page a layer
 
-`Ahead` has the pieces come one a step, before they are reached.
+`Ahead` has the pieces come before blocks reach them, beside the steps.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
 import sys
+import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 HUGE_PAGE = 2**21  # bytes; on x86-64, and elsewhere a multiple of what memory is aligned to
+AHEAD = 2**29
+"""Bytes kept there beyond what is used: a long prompt takes all of its blocks at once, and the streams beside
+it go on behind them."""
+THREAD = "octavo-pages"
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later
 
 
@@ -54,35 +60,42 @@ def populate(part: Tensor) -> bool:
 
 
 class Ahead:
-    """Populates a cache's memory a piece a step, so that all layers have a piece when blocks reach it.
+    """Keeps `AHEAD` bytes of a cache's memory populated beyond the blocks in use, in a thread of its own.
 
-    tensors: `[num_blocks, ...]` contiguous, equally many blocks in each. The first piece of each is
-    populated at once. Memory is taken only as blocks are: at most a piece of each tensor early.
+    tensors: `[num_blocks, ...]` contiguous, equally many blocks in each. The thread lives only while there
+    is something to populate, at the lowest priority, and holds no lock that a step needs.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        # Pieces of all tensors are as many blocks as one of the largest holds.
-        largest = max(tensor[0].numel() * tensor.element_size() for tensor in tensors)
-        self.blocks = max(1, HUGE_PAGE // largest)
-        self._next = 0  # counts pieces: of every tensor the first, of every tensor the second, ...
-        while self._next < len(tensors) and self._advance():
-            pass
+        sizes = [tensor[0].numel() * tensor.element_size() for tensor in tensors]
+        self._blocks = max(1, HUGE_PAGE // max(sizes))  # a piece of every tensor
+        self._ahead = AHEAD // sum(sizes)  # blocks
+        self._next = 0  # the first block whose piece was not populated
+        self._target = 0
+        self._thread: threading.Thread | None = None
 
     def reached(self, block: int) -> None:
-        """A step used blocks up to `block`: populate the next piece, if its turn has come.
+        """Blocks up to `block` are taken: populate the next ones where less than half of `AHEAD` is there."""
+        wanted = min(block + 1 + self._ahead, len(self._tensors[0]))
+        if self._next >= min(wanted, block + 1 + self._ahead // 2) or self._next == len(self._tensors[0]):
+            return
+        self._target = wanted
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._populate, name=THREAD, daemon=True)
+            self._thread.start()
 
-        Evenly: when blocks reach the first of a piece, all tensors have theirs. Cost: at most HUGE_PAGE.
-        """
-        count = len(self._tensors)
-        self._next = max(self._next, (block // self.blocks + 1) * count)  # written, so there
-        if self._next < count + (block + 1) * count // self.blocks:
-            self._advance()
+    def stop(self) -> None:
+        """Leave it at what there is."""
+        self._target = 0
+        if self._thread is not None:
+            self._thread.join()
 
-    def _advance(self) -> bool:
-        piece, index = divmod(self._next, len(self._tensors))
-        part = self._tensors[index][piece * self.blocks : (piece + 1) * self.blocks]
-        if not len(part):
-            return False
-        self._next += 1
-        return populate(part)
+    def _populate(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while self._next < self._target:
+            piece = slice(self._next, self._next + self._blocks)
+            for tensor in self._tensors:
+                populate(tensor[piece])
+            self._next = min(piece.stop, len(self._tensors[0]))

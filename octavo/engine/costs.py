@@ -15,7 +15,8 @@ from __future__ import annotations
 from octavo.sched import Costs, Decodes, Plan
 
 _FADE = 0.9
-_SLOW = 0.98  # the averages that the slope of decodes is taken around: contexts grow by a token a step
+_QUICK = 0.8  # decodes alone: beside a long prompt they are seen now and then only
+_SLOW = 0.95  # the averages that the slope of decodes is taken around: contexts grow by a token a step
 _SLOPE = 0.99
 _DOUBT = 1e5  # tokens squared: as if ten steps, 100 earlier tokens off the average, had cost no more for it
 _DECODES_KEPT = 256
@@ -67,7 +68,7 @@ class StepMeter:
         dx, dy = earlier - around.earlier, seconds - around.seconds
         self._dxx = _SLOPE * self._dxx + dx * dx
         self._dxy = _SLOPE * self._dxy + dx * dy
-        self._decodes[rows] = _toward(before, _FADE, seconds, earlier)
+        self._decodes[rows] = _toward(before, _QUICK, seconds, earlier)
         self._around[rows] = _toward(around, _SLOW, seconds, earlier)
 
     def _note_chunks(self, chunks: list[tuple[int, int]], rows: int, earlier: int, seconds: float) -> None:

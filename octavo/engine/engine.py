@@ -184,6 +184,8 @@ class Engine:
         """
         request = resolved.request
         request.priority, request.tenant, request.interactive = priority, tenant, interactive
+        if interactive:
+            self.runner.keep_ahead()
         self.scheduler.submit(request, time.monotonic())
         live = self._intake.live(self._next_id, resolved)
         self._next_id += 1
@@ -246,6 +248,7 @@ class Engine:
     def close(self) -> None:
         """Put what is cached on disk, where there is a disk tier, and close the tiers. The engine must
         be idle; it is of no use after."""
+        self.runner.close()
         if self.mover is not None:
             self.pool.persist()
             self.mover.apply(self.pool.drain().transfers)

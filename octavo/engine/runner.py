@@ -37,7 +37,18 @@ class Runner:
             backend.allocate(num_blocks, block_size, config.num_kv_heads, config.head_dim, kv_dtype)
             for _ in range(config.num_layers)
         ]
-        self._ahead = Ahead([tensor for cache in self.caches for tensor in cache.stretches()])
+        self._ahead: Ahead | None = None
+
+    def keep_ahead(self) -> None:
+        """From now on have the memory of blocks there before steps take them, so that none waits for it."""
+        if self._ahead is None:
+            self._ahead = Ahead([tensor for cache in self.caches for tensor in cache.stretches()])
+            self._ahead.reached(0)
+
+    def close(self) -> None:
+        """End what runs beside the steps."""
+        if self._ahead is not None:
+            self._ahead.stop()
 
     @torch.inference_mode()
     def forward(self, plan: Plan, tables: np.ndarray) -> Tensor:
@@ -61,20 +72,19 @@ class Runner:
         cache = self.caches[0]
         columns = -(-int(kv_len.max()) // cache.block_size)
         rows = [entry.branch.kv.row for entry in entries if entry.branch.kv is not None]
-        slots = np.concatenate([entry.slots for entry in entries])
         batch = AttentionBatch(
             tables=torch.from_numpy(tables[rows, :columns]),
             query_start=torch.from_numpy(query_start),
             kv_len=torch.from_numpy(kv_len),
-            slots=torch.from_numpy(slots),
+            slots=torch.from_numpy(np.concatenate([entry.slots for entry in entries])),
         )
         if self._checked:
             check_batch(batch, cache.num_blocks, cache.block_size, len(token_ids))
-        hidden = self._decoder.forward(
+        if self._ahead is not None:
+            self._ahead.reached(int(tables[rows].max()))
+        return self._decoder.forward(
             torch.from_numpy(token_ids), torch.from_numpy(positions), self.caches, batch, self._backend
         )
-        self._ahead.reached(int(slots.max()) // cache.block_size)
-        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ class EngineThread:
 
     def start(self) -> None:
         """Start the thread."""
+        self.engine.runner.keep_ahead()  # before the first request comes
         self._thread.start()
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -19,8 +19,12 @@ from dataclasses import dataclass, field
 from octavo.sched.costs import Costs
 from octavo.sched.request import Branch
 
-MARGIN = 0.75
+MARGIN = 0.5
 """Of what chunks may add, the part that is planned with."""
+
+PROBE = 16
+"""While chunks are bounded, every so many steps one has none: what the bound is measured by has to be seen
+now and then, for streams that grow cost more with each token."""
 
 MIN_CHUNK = 4
 """Tokens of the first prompt that are computed however little room there is, so that it ends."""
@@ -33,6 +37,7 @@ class Draft:
     budget: int
     costs: Costs
     spare: float = math.inf
+    least: int = MIN_CHUNK
     chosen: dict[Branch, int] = field(default_factory=dict)
     preempted: list[Branch] = field(default_factory=list)
     stuck: list[Branch] = field(default_factory=list)
@@ -56,20 +61,30 @@ class Draft:
         earlier = sum(branch.kv.length for branch in self.chosen if branch.kv is not None)
         self.spare = MARGIN * (max_gap - 1) * self.costs.decode(len(self.chosen), earlier)
 
+    def no_chunks(self) -> None:
+        """Leave this step to the decodes chosen so far."""
+        self.spare, self.least = 0.0, 0
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a prompt gets tokens."""
+        return any(branch.remaining > 1 for branch in self.chosen)
+
     @property
     def has_room(self) -> bool:
         """Whether another prompt could get a token."""
         return self.budget > 0 and self.spare > 0
 
-    def chunk(self, branch: Branch, share: float = 1.0, at_least: int = 0) -> int:
-        """Tokens that `branch` could get of `share` of the room that is left; at_least: whatever they add."""
+    def chunk(self, branch: Branch, share: float = 1.0, *, first: bool = False) -> int:
+        """Tokens that `branch` could get of `share` of the room that is left; the first prompt gets `least`,
+        whatever they add."""
         assert branch.kv is not None
         chosen = self.chosen.get(branch, 0)
         wanted = branch.remaining - chosen
         count = min(wanted, math.ceil(self.budget * share))
         if math.isfinite(self.spare):
             within = self.costs.chunk_within(self.spare * share + self._cost(branch), branch.kv.length)
-            count = min(count, max(within - chosen, at_least))
+            count = min(count, max(within - chosen, self.least if first else 0))
         return max(0, count)
 
     def _cost(self, branch: Branch) -> float:

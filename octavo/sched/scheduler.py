@@ -22,7 +22,7 @@ from collections.abc import Sequence as Seq
 
 from octavo.kv import NoRoom, Sequence
 from octavo.sched.admission import Admitter
-from octavo.sched.chunks import MIN_CHUNK, Draft
+from octavo.sched.chunks import PROBE, Draft
 from octavo.sched.config import SchedulerConfig
 from octavo.sched.costs import Costs
 from octavo.sched.errors import NeverFits, QueueFull
@@ -53,6 +53,7 @@ class Scheduler:
         self._admitter = Admitter(pool, config, self.waiting, self._memory, self._lengths, self.stats)
         self._arrivals = 0
         self._step = 0
+        self._beside = 0  # plans with prompt chunks, one after another
 
     @property
     def has_work(self) -> bool:
@@ -102,6 +103,7 @@ class Scheduler:
         self._admitter.admit(draft, self._step, now)
         if first is not None and (more := draft.chunk(first)):
             draft.choose(first, more)  # what the others left
+        self._beside = self._beside + 1 if draft.has_chunks else 0
         if not draft.chosen and self.has_work:
             self._unblock(draft, now)
         entries = tuple(self._entry(branch, count) for branch, count in draft.chosen.items())
@@ -213,6 +215,8 @@ class Scheduler:
                 self._add_guesses(branch, draft)
         if any(branch.request.interactive for branch in draft.chosen):
             draft.limit(self.config.max_gap)
+            if self._beside == PROBE - 1:
+                draft.no_chunks()
 
     def _add_guesses(self, branch: Branch, draft: Draft) -> None:
         """Let a decode check its guesses too, as far as budget and free memory go: nobody pays for them."""
@@ -229,7 +233,7 @@ class Scheduler:
         for branch in [*ranked[:1], *sorted(ranked[1:], key=lambda b: b.remaining)]:
             first = branch is ranked[0]
             share = 0.5 if first and (len(ranked) > 1 or bool(self.waiting)) else 1.0
-            count = draft.chunk(branch, share, at_least=MIN_CHUNK if first else 0)
+            count = draft.chunk(branch, share, first=first)
             if (
                 count
                 and branch.state is State.RUNNING

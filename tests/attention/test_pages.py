@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from octavo.attention import pages
 from octavo.attention.pages import HUGE_PAGE, Ahead, populate, uninitialised
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/pagemap")
@@ -17,6 +19,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/pag
 
 def resident(part: Tensor) -> float:
     """The share of a tensor's pages that the system has given."""
+    if not part.numel():
+        return 0.0
     first = part.data_ptr() // mmap.PAGESIZE
     last = (part.data_ptr() + part.numel() * part.element_size() - 1) // mmap.PAGESIZE
     with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
@@ -42,34 +46,46 @@ def test_what_has_no_whole_page_is_left_alone() -> None:
     assert not populate(torch.empty(100, dtype=torch.uint8))
 
 
+def ended(ahead: Ahead) -> None:
+    """Wait until it has nothing to do."""
+    thread = ahead._thread
+    assert thread is not None
+    thread.join()
+
+
 @linux
 @pytest.mark.parametrize("block_bytes", [3 * 2**12, HUGE_PAGE // 4, HUGE_PAGE, 2 * HUGE_PAGE])
-def test_pieces_come_one_a_step_before_blocks_reach_them(block_bytes: int) -> None:
-    """Blocks used one after another: all tensors have the piece of a block before it is used, no step brings
-    more than its share, and little more than a piece of each is there early."""
-    count, each = 3, max(1, HUGE_PAGE // block_bytes)
-    blocks = 4 * each
+def test_blocks_are_there_before_they_are_used(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was reached, all tensors have half of AHEAD beyond it, and little more than all of it."""
+    monkeypatch.setattr(pages, "AHEAD", 24 * HUGE_PAGE)
+    count = 3
+    each, margin = max(1, HUGE_PAGE // block_bytes), 24 * HUGE_PAGE // count // block_bytes
+    blocks = 5 * margin
     tensors = [uninitialised((blocks, block_bytes), torch.uint8) for _ in range(count)]
+    for tensor in tensors:
+        tensor[0, :9] = 7
     ahead = Ahead(tensors)
-    for block in range(blocks):
-        assert all(resident(tensor[block]) == 1 for tensor in tensors), "before it is used"
-        before = sum(resident(tensor) for tensor in tensors)
-        early = (block // each + 3) * each  # a piece, and what its last huge page holds of the next
-        for _ in range(-(-count // each)):  # where a block is more than its share of a piece, steps are long
-            ahead.reached(block)
-        gained = sum(resident(tensor) for tensor in tensors) - before
-        assert gained <= -(-count // each) * (each + 1) / blocks
-        assert all(resident(tensor[early:]) == 0 for tensor in tensors if early < blocks)
-    ahead.reached(blocks - 1)  # there is no more
+    block = 0
+    while block < blocks:
+        ahead.reached(block)
+        ended(ahead)
+        for tensor in tensors:
+            assert resident(tensor[block : block + margin // 2]) == 1
+            assert resident(tensor[block + margin + 2 * each + 1 :]) == 0
+        block += margin // 3 + 1
+    assert all(resident(tensor) == 1 for tensor in tensors)
+    assert all(bool((tensor[0, :9] == 7).all()) for tensor in tensors)
+    threads = ahead._thread
+    ahead.reached(blocks - 1)
+    assert ahead._thread is threads, "there is no more to do"
 
 
 @linux
-def test_many_blocks_at_once_are_not_populated_again() -> None:
-    """A step that jumps ahead has touched its blocks itself: the next piece is the one after."""
-    tensor, other = (uninitialised((64, HUGE_PAGE // 4), torch.uint8) for _ in range(2))
-    ahead = Ahead([tensor, other])
-    tensor[:20] = 1
-    ahead.reached(19)
-    assert resident(tensor[20:24]) == 1
-    assert resident(tensor[24:]) == 0
-    assert bool((tensor[:20] == 1).all())
+def test_stopping_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stop() in the midst of it returns when the thread has ended, and may be called at any time."""
+    tensor = uninitialised((64, HUGE_PAGE), torch.uint8)
+    ahead = Ahead([tensor])
+    ahead.stop()
+    ahead.reached(0)
+    ahead.stop()
+    assert all(thread.name != "octavo-pages" for thread in threading.enumerate())

@@ -15,6 +15,7 @@ from octavo.engine.llm import LLM
 from octavo.kv.contiguous import ContiguousPool
 from octavo.models import LoadedModel
 from octavo.sched import Branch, Plan, PlanEntry, QueueFull, Request
+from octavo.sched.chunks import PROBE
 from tests.engine.helpers import idle, llm_on, over_admit
 
 Tiny = tuple[LoadedModel, Any]
@@ -234,6 +235,24 @@ def test_the_meter_tells_what_streams_read_from_what_chunks_cost() -> None:
         step(364 + i, 12, 12 * i)
     true = read * 6000 + 12 * (token + pair * 6006)
     assert meter.costs.chunk(12, 6000) == pytest.approx(true, rel=0.2)
+
+
+@pytest.mark.parametrize("start", [0.5, 2.0])
+def test_looks_at_decodes_alone_mend_what_a_bad_start_taught(start: float) -> None:
+    """Steps that get faster or slower while the streams grow, as on a machine busy with something else, and
+    then a long prompt: the steps without a chunk in between put it right."""
+    meter, read = StepMeter(), 1e-6
+    for i in range(60):
+        meter.step(plan(*[entry(1, 64 + i)] * 8), (0.01 + read * 8 * (64 + i)) * start ** (1 - i / 60))
+    for i in range(400):
+        length = 124 + i
+        took = 0.01 + read * 8 * length
+        if i % PROBE:
+            meter.step(plan(*[entry(1, length)] * 8, entry(10, 10 * i)), took + read * 10 * i + 10 * 2e-4)
+        else:
+            meter.step(plan(*[entry(1, length)] * 8), took)
+    assert meter.costs.decode(8, 8 * 524) == pytest.approx(0.01 + read * 8 * 524, rel=0.1)
+    assert meter.costs.chunk(10, 4000) == pytest.approx(read * 4000 + 10 * 2e-4, rel=0.3)
 
 
 def test_the_meter_has_sane_costs_whatever_it_sees() -> None:

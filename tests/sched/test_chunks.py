@@ -7,7 +7,7 @@ import random
 import pytest
 
 from octavo.sched import Costs, Decodes, Plan, State
-from octavo.sched.chunks import MIN_CHUNK, Draft
+from octavo.sched.chunks import MIN_CHUNK, PROBE, Draft
 from tests.sched.simulate import Simulation
 from tests.sched.test_scheduler import tokens
 
@@ -39,7 +39,7 @@ def test_no_stream_waits_for_a_long_prompt() -> None:
     sim = streams(8)
     sim.step()
     long = sim.submit(tokens(50, 6000), 4)
-    steps = 0
+    steps = steps_without = 0
     while long.branches[0].num_output == 0:
         before = [len(request.branches[0].tokens) for request in sim.requests[:8]]
         plan = sim.step()
@@ -49,7 +49,9 @@ def test_no_stream_waits_for_a_long_prompt() -> None:
         decodes = [entry for entry in plan.entries if entry.branch is not long.branches[0]]
         assert seconds(plan, COSTS) <= 2 * seconds(plan._replace(entries=tuple(decodes)), COSTS)
         steps += 1
+        steps_without += not any(entry.branch is long.branches[0] for entry in plan.entries)
     assert steps < 6000 / MIN_CHUNK, "the prompt got more than the least"
+    assert abs(steps_without - steps / PROBE) <= 1, "now and then the decodes are seen alone"
 
 
 def test_nobody_reads_nobody_waits() -> None:
@@ -64,7 +66,7 @@ def test_however_dear_prompts_are_they_end() -> None:
     sim = streams(8)
     sim.scheduler.costs = Costs(step=1.0, token=1000.0, pair=1.0, decodes={8: Decodes(1.0, 40)})
     long = sim.submit(tokens(50, 200), 1)
-    for _ in range(200 // MIN_CHUNK + 1):
+    for _ in range((200 // MIN_CHUNK + 1) * PROBE // (PROBE - 1) + 1):
         sim.step()
     assert long.finished
 
@@ -146,8 +148,8 @@ def test_a_chunk_in_parts_costs_what_it_costs_whole(seed: int) -> None:
     count = whole.chunk(long)
     assert 0 < count < 500
     whole.choose(long, count)
-    while (more := parts.chunk(long, share=rng.uniform(0.3, 1))) > 0:
-        parts.choose(long, more)
+    for share in (rng.uniform(0.3, 1), rng.uniform(0.3, 1), 1.0, 1.0):
+        parts.choose(long, parts.chunk(long, share))
     assert parts.spare == pytest.approx(40.0 - COSTS.chunk(parts.chosen[long], long.kv.length))
     assert count - 1 <= parts.chosen[long] <= count
 
