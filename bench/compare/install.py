@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 DONE = "installed.txt"  # what INSTALL said when the environment was built
 
@@ -14,11 +15,20 @@ class InstallFailed(Exception):
     """A peer could not be installed; the message is pip's last words."""
 
 
-def python_of(peer: str, module: ModuleType, root: Path) -> Path:
-    """The interpreter to run a peer with; its environment is built first if missing or out of date."""
+def python_of(peer: str, module: ModuleType, root: Path, options: dict[str, Any] | None = None) -> Path:
+    """The interpreter to run a peer with; its environment is built first if missing or out of date.
+
+    An option `venv` names an environment that is there already and is left as it is.
+    """
+    given = (options or {}).get("venv")
+    if given is not None:
+        python = Path(given).absolute() / "bin" / "python"
+        if not python.exists():
+            raise InstallFailed(f"there is no {python}")
+        return python
     if not module.INSTALL:
         return Path(sys.executable)
-    venv, wanted = root / peer, repr(module.INSTALL)
+    venv, wanted = root.absolute() / peer, repr(module.INSTALL)
     python, done = venv / "bin" / "python", venv / DONE
     if done.exists() and done.read_text() == wanted:
         return python

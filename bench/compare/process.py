@@ -18,6 +18,10 @@ class WorkerFailed(Exception):
     """An engine did not start, ended or took too long; the message says which."""
 
 
+class TooSlow(WorkerFailed):
+    """It took too long."""
+
+
 class Process:
     """One engine in its environment; see worker.py for what is said."""
 
@@ -38,8 +42,13 @@ class Process:
         """Hand over the setup; the worker's first message, with "seconds" to it and "resident MiB"."""
         message = self._ask(setup, limit)
         message["seconds"] = time.monotonic() - self._begun
-        message["resident MiB"] = sum(resident(pid) for pid in message["pids"]) / 2**20
+        self._pids: list[int] = message["pids"]
+        message["resident MiB"] = sum(memory(pid, "VmRSS") for pid in self._pids) / 2**20
         return message
+
+    def peak_mib(self) -> float:
+        """The most that the engine has had resident, in MiB."""
+        return sum(memory(pid, "VmHWM") for pid in self._pids) / 2**20
 
     def run(self, requests: list[dict[str, Any]], limit: float) -> dict[str, Any]:
         """One batch: {"wall", "answers"}."""
@@ -63,7 +72,7 @@ class Process:
             line = self._lines.get(timeout=limit)
         except queue.Empty:
             self._child.kill()
-            raise WorkerFailed(f"no answer in {limit:g} s") from None
+            raise TooSlow(f"no answer in {limit:g} s") from None
         except BrokenPipeError:
             line = ""
         if not line:
@@ -80,8 +89,8 @@ class Process:
         self._lines.put("")
 
 
-def resident(pid: int) -> int:
-    """Resident bytes of a process."""
+def memory(pid: int, name: str) -> int:
+    """A size in bytes from a process' status: VmRSS is what is resident, VmHWM the most that was."""
     status = Path(f"/proc/{pid}/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    line = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

@@ -12,6 +12,8 @@ from typing import Any
 
 from bench.compare.works import FIGURES, LOWER
 
+NOT_WORK = ("start", "memory", "install")  # lines of the table that are no workload's
+
 
 @dataclass(slots=True)
 class Cell:
@@ -86,7 +88,7 @@ def markdown(records: list[dict[str, Any]], machine: dict[str, Any]) -> str:
     out = ["| | | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
     for work, figure, cells in table(records):
         out.append(f"| {work} | {figure} | " + " | ".join(words(c) for c in cells) + " |")
-    rounds = [r["round"] for r in records if r["work"] not in ("start", "install")]
+    rounds = [r["round"] for r in records if r["work"] not in NOT_WORK]
     counts = [sum(1 for r in records if r["work"] == w and r["engine"] == e) for w, e in _pairs(records)]
     most, least = max(counts, default=0), min(counts, default=0)
     spread = f"{most}" if most == least else f"{least} to {most}"
@@ -104,9 +106,14 @@ def markdown(records: list[dict[str, Any]], machine: dict[str, Any]) -> str:
 
 def _pairs(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return list(
-        dict.fromkeys(
-            (r["work"], r["engine"])
-            for r in records
-            if r["work"] not in ("start", "install") and r["figures"]
-        )
+        dict.fromkeys((r["work"], r["engine"]) for r in records if r["work"] not in NOT_WORK and r["figures"])
     )
+
+
+def facts(records: list[dict[str, Any]]) -> str:
+    """What each engine said of itself when it started, once."""
+    out = []
+    for engine in engines(records):
+        said = next((r["facts"] for r in records if r["engine"] == engine and r.get("facts")), [])
+        out += ["", f"{engine}:", *(f"  {line}" for line in said)]
+    return "\n".join(out) + "\n"

@@ -55,8 +55,10 @@ def main() -> None:
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}"})
         return
-    pids = [os.getpid(), *getattr(engine, "pids", [])]
-    say({"ready": engine.facts, "installed": installed(peer.PACKAGE), "pids": pids})
+    # A peer with a process of its own is that process; this one is only its client then.
+    pids = getattr(engine, "pids", None) or [os.getpid()]
+    size = getattr(engine, "installed", None) or installed(peer.PACKAGE)
+    say({"ready": engine.facts, "installed": size, "pids": pids})
     for line in sys.stdin:
         start = time.perf_counter()
         try:

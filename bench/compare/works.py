@@ -27,6 +27,7 @@ FIGURES = (
     ("W6", "wall s", LOWER),
     ("start", "ready s", LOWER),
     ("start", "resident MiB", LOWER),
+    ("memory", "peak MiB", LOWER),
     ("install", "MiB", LOWER),
     ("install", "packages", None),
 )
@@ -40,6 +41,7 @@ class Work:
     batches: tuple[tuple[dict[str, Any], ...], ...]
     kv_tokens: int
     max_len: int
+    kv_limited: bool = False
 
 
 def load(works: dict[str, Any], name: str, scale: float = 1.0) -> Work:
@@ -63,7 +65,7 @@ def load(works: dict[str, Any], name: str, scale: float = 1.0) -> Work:
     longest = max(len(r["prompt"]) + r["max_tokens"] for r in requests)
     limit = work.get("kv_tokens")
     kv_tokens = KV_TOKENS if limit is None else max(_scaled(limit, scale), longest + 32) // 32 * 32
-    return Work(name, tuple(tuple(b) for b in batches), kv_tokens, longest)
+    return Work(name, tuple(tuple(b) for b in batches), kv_tokens, longest, limit is not None)
 
 
 def _scaled(length: int, scale: float) -> int:

