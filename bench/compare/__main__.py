@@ -6,7 +6,8 @@ Peers: octavo, octavo_library, openvino, llama_cpp, vllm (bench/compare/peers/).
 Engines take turns within a round. Each turn starts the engine anew, once for every size of KV cache that its
 workloads need, and computes one short request first. A workload that fails or takes longer than --limit is a
 record like any other, and the engine is started again for the next. --results FILE gets every record as it is
-made, and a call that finds some there goes on after them; --show only prints what it holds.
+made, and a call that finds some there goes on after them; --show only prints what it holds. --into FILE puts
+the table between the marks that docs/compare.md and README.md have for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from bench.compare.install import InstallFailed
 from bench.compare.plot import svg
-from bench.compare.report import facts, markdown
+from bench.compare.report import between, facts, markdown
 from bench.compare.rounds import Kept, Turn
 from bench.compare.works import agreement, load
 
@@ -84,7 +85,7 @@ def arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--show", action="store_true", help="run nothing, print what --results holds")
     parser.add_argument("--facts", action="store_true", help="also print what each engine said of itself")
     parser.add_argument(
-        "--text", type=Path, help="Markdown file to write the table to, for example docs/compare-table.md"
+        "--into", type=Path, action="append", default=[], help="put the table into this Markdown file; repeat"
     )
     parser.add_argument("--plot", type=Path, help="SVG file to write, for example docs/compare.svg")
     return parser, parser.parse_args()
@@ -136,8 +137,8 @@ def main() -> None:
         shown["lengths scaled by"] = str(kept.content["scale"])
     text = markdown(kept.records, shown)
     print(text + (facts(kept.records) if args.facts else ""))
-    if args.text:
-        args.text.write_text(text)
+    for path in args.into:
+        path.write_text(between(path.read_text(), text))
     if args.plot:
         args.plot.write_text(svg(kept.records, "; ".join(f"{k} {v}" for k, v in shown.items())))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.compare.works import FIGURES, LOWER
 
+MARKS = ("<!-- compare -->", "<!-- /compare -->")
 NOT_WORK = ("start", "memory", "install")  # lines of the table that are no workload's
 
 
@@ -117,3 +118,11 @@ def facts(records: list[dict[str, Any]]) -> str:
         said = next((r["facts"] for r in records if r["engine"] == engine and r.get("facts")), [])
         out += ["", f"{engine}:", *(f"  {line}" for line in said)]
     return "\n".join(out) + "\n"
+
+
+def between(page: str, table: str) -> str:
+    """The page with the table between its marks. Raises ValueError where it has none."""
+    begin, end = page.find(MARKS[0]), page.find(MARKS[1])
+    if begin < 0 or end < begin:
+        raise ValueError(f"the page has no {MARKS[0]} and {MARKS[1]}")
+    return page[: begin + len(MARKS[0])] + "\n\n" + table + "\n" + page[end:]

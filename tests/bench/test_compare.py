@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import http.server
+import json
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from bench.compare import works
-from bench.compare.__main__ import measure, note_agreement, parse_engine, record
+from bench.compare import rounds, works
+from bench.compare.__main__ import note_agreement
+from bench.compare.client import Client
 from bench.compare.install import InstallFailed, python_of
 from bench.compare.plot import svg
-from bench.compare.process import Process, WorkerFailed
-from bench.compare.report import markdown, table
+from bench.compare.process import Process, TooSlow, WorkerFailed
+from bench.compare.report import between, markdown, table
+from bench.compare.rounds import Kept, Turn, measure, parse_engine, record
 
 FILE: dict[str, Any] = {
     "W1": {"requests": [{"prompt": list(range(40)), "max_tokens": 20}], "temperature": 0},
@@ -149,3 +155,150 @@ def test_a_worker_that_cannot_start_says_why() -> None:
     with pytest.raises(WorkerFailed, match="ModuleNotFoundError"):
         process.start({"model": "x", "threads": 1, "kv_tokens": 64, "options": {}}, 60)
     process.close()
+
+
+class FakePeer:
+    """A peer module without an environment; `prepare` names it as the real ones do."""
+
+    PACKAGE = "pytest"
+    INSTALL: ClassVar[list[list[str]]] = []
+
+    @staticmethod
+    def label(options: dict[str, Any]) -> str:
+        return "fake"
+
+
+class FakeProcess:
+    """Stands for Process; `lost` holds the sizes of batches on which it is lost, and how."""
+
+    lost: ClassVar[dict[int, WorkerFailed]] = {}
+    starts = 0
+
+    def __init__(self, *_: Any) -> None:
+        FakeProcess.starts += 1
+
+    def start(self, setup: dict[str, Any], limit: float) -> dict[str, Any]:
+        return {"ready": {}, "seconds": 1.0, "resident MiB": 1.0, "installed": {"MiB": 1.0, "packages": 1}}
+
+    def run(self, requests: list[dict[str, Any]], limit: float) -> dict[str, Any]:
+        if requests[0]["prompt"] and len(requests) in self.lost:
+            raise self.lost[len(requests)]
+        one = [
+            {"prompt": len(r["prompt"]), "tokens": [[7] * r["max_tokens"]] * r["n"], "first": 1.0, "end": 2.0}
+            for r in requests
+        ]
+        return {"wall": 2.0, "answers": [{**answer, "error": None} for answer in one]}
+
+    def peak_mib(self) -> float:
+        return 2.0
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A factory: round number -> a Turn of the fake peer, all with the same records on disk."""
+    monkeypatch.setattr(rounds, "Process", FakeProcess)
+    monkeypatch.setattr(rounds.importlib, "import_module", lambda _: FakePeer)
+    monkeypatch.setattr(FakeProcess, "lost", {})
+    monkeypatch.setattr(FakeProcess, "starts", 0)
+    path = tmp_path / "results.json"
+    args = argparse.Namespace(venvs=tmp_path, threads=1, model="m", slots=1, limit=5.0)
+
+    def make(number: int) -> Turn:
+        content = json.loads(path.read_text()) if path.exists() else {"records": []}
+        return Turn("fake", number, args, Kept(content, path))
+
+    return make
+
+
+def done(turn: Turn) -> dict[str, str | None]:
+    return {r["work"]: r["error"] for r in turn.kept.records if r["round"] == turn.number}
+
+
+def test_a_second_call_runs_only_what_has_no_record(turn: Any) -> None:
+    first = turn(1)
+    first.run([works.load(FILE, "W1")])
+    again = turn(1)
+    again.run([works.load(FILE, "W1"), works.load(FILE, "W4")])
+    names = [r["work"] for r in again.kept.records]
+    assert names.count("W1") == names.count("W4") == 1
+    assert FakeProcess.starts == 2
+
+
+def test_a_lost_engine_is_a_record_and_is_started_again_for_the_rest(turn: Any) -> None:
+    FakeProcess.lost = {2: WorkerFailed("the process ended with status -9")}
+    one = turn(1)
+    one.run([works.load(FILE, name) for name in ("W1", "W2", "W4")])
+    assert done(one)["W2"] == "the process ended with status -9"
+    assert done(one)["W1"] is None
+    assert done(one)["W4"] is None
+    assert FakeProcess.starts == 2
+
+
+def test_what_was_too_slow_once_is_not_tried_in_later_rounds(turn: Any) -> None:
+    FakeProcess.lost = {2: TooSlow("no answer in 5 s")}
+    turn(1).run([works.load(FILE, "W2")])
+    FakeProcess.lost = {}
+    later = turn(2)
+    later.run([works.load(FILE, "W2"), works.load(FILE, "W1")])
+    assert done(later)["W2"] == "not tried again: not done in 5 s"
+    assert done(later)["W1"] is None
+
+
+def test_an_engine_that_does_not_install_keeps_a_record_per_workload(turn: Any) -> None:
+    one = turn(1)
+    one.text = "fake:venv=/nowhere"
+    one.__post_init__()
+    one.run([works.load(FILE, "W1")])
+    assert "not installed: there is no /nowhere" in (done(one)["W1"] or "")
+
+
+def test_the_table_goes_between_its_marks_and_nothing_else_changes() -> None:
+    page = "a\n<!-- compare -->\nold\n<!-- /compare -->\nz\n"
+    new = between(page, "| t |\n")
+    assert new == "a\n<!-- compare -->\n\n| t |\n\n<!-- /compare -->\nz\n"
+    assert between(new, "| t |\n") == new
+    with pytest.raises(ValueError, match="has no"):
+        between("a", "t")
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    """Streams two events of token ids, or answers whole, or refuses."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        kind = "text/event-stream" if asked["stream"] else "application/json"
+        self.send_response(400 if asked["bad"] else 200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        if asked["bad"]:
+            self.wfile.write(b'{"error": "no room"}')
+        elif asked["stream"]:
+            self.wfile.write(b'data: {"ids": [1]}\n\ndata: {"ids": [2, 3], "prompt": 4}\n\ndata: [DONE]\n\n')
+        else:
+            self.wfile.write(b'[{"ids": [1, 2, 3], "prompt": 4}]')
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("n", "bad"), [(1, False), (2, False), (1, True)])
+def test_the_client_reads_streams_whole_answers_and_refusals(n: int, bad: bool) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        (answer,) = Client(server.server_port).run(
+            [{"n": n}],
+            "/",
+            lambda request, stream: {"stream": stream, "bad": bad},
+            lambda event: (event.get("prompt"), [(0, event.get("ids", []))], event.get("error")),
+        )
+    finally:
+        server.shutdown()
+    if bad:
+        assert answer["error"] == "no room"
+        return
+    assert (answer["prompt"], answer["tokens"][0], answer["error"]) == (4, [1, 2, 3], None)
+    assert (answer["first"] is not None) == (n == 1)  # only a single sample is streamed

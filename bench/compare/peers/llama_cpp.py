@@ -84,7 +84,8 @@ class Engine:
 
         params = xllamacpp.CommonParams()
         params.model.path = setup["model"]
-        params.n_ctx, params.n_parallel, params.kv_unified = setup["kv_tokens"], setup["slots"], True
+        params.n_ctx, params.kv_unified = context(setup)
+        params.n_parallel = setup["slots"]
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup["threads"]
         params.n_cache_reuse = CACHE_REUSE
         params.hostnames, params.port = ["127.0.0.1"], port
@@ -93,14 +94,28 @@ class Engine:
         return {"version": xllamacpp.__version__, "built for": xllamacpp.get_system_info()}
 
 
+_UNIFIED = ("--no-kv-unified", "--kv-unified")
+UNIT = 256  # a slot's context is a multiple of so many tokens
 CACHE_REUSE = 256  # tokens of a chunk that may be reused at another place
+
+
+def context(setup: dict[str, Any]) -> tuple[int, bool]:
+    """Tokens of the KV cache, and whether all slots share it.
+
+    Shared, every sequence's attention reads the others' entries too, to mask them: W2 takes a sixth longer.
+    So each slot has its own, long enough for any request, unless memory is limited.
+    """
+    if setup["kv_limited"]:
+        return setup["kv_tokens"], True
+    return setup["slots"] * -(-setup["max_len"] // UNIT) * UNIT, False
 
 
 def command(setup: dict[str, Any], port: int) -> list[str]:
     """The command line; flash attention and the cache of prompts in memory are on by default."""
     threads = str(setup["threads"])
     words = [setup["options"]["server"], "-m", setup["model"], "--host", "127.0.0.1", "--port", str(port)]
-    words += ["-c", str(setup["kv_tokens"]), "-np", str(setup["slots"]), "--kv-unified"]
+    size, unified = context(setup)
+    words += ["-c", str(size), "-np", str(setup["slots"]), _UNIFIED[unified]]
     words += ["-t", threads, "-tb", threads, "--cache-reuse", str(CACHE_REUSE)]
     for name, value in setup["options"].items():
         if name not in OWN:
@@ -129,7 +144,7 @@ def read(event: dict[str, Any]) -> tuple[int | None, list[tuple[int, list[int]]]
     """See client.Read."""
     if "error" in event:
         return None, [], str(event["error"])[:200]
-    # A stream's last event repeats nothing; a whole answer has all tokens, and is a list where n is above 1.
+    # A stream's last event repeats nothing; a whole answer has all tokens, and is a list where n > 1.
     return event.get("tokens_evaluated"), [(event.get("index", 0), event.get("tokens", []))], None
 
 
