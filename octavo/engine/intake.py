@@ -20,7 +20,7 @@ from octavo.engine.beams import BeamSearch
 from octavo.engine.grammar import Grammars
 from octavo.engine.live import Live
 from octavo.engine.params import SamplingParams
-from octavo.errors import InvalidRequest
+from octavo.errors import CONTEXT_EXCEEDED, InvalidRequest
 from octavo.kv import Scope
 from octavo.models import LoadedModel
 from octavo.sched import Request, Scheduler
@@ -93,6 +93,7 @@ class Intake:
                 f"the prompt has {len(prompt)} tokens and the context holds {self.max_model_len}, "
                 "which leaves no room for one more: shorten the prompt or raise max_model_len",
                 param="prompt",
+                code=CONTEXT_EXCEEDED,
             )
         if params.min_tokens > room:
             raise InvalidRequest(

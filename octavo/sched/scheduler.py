@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from octavo.errors import CONTEXT_EXCEEDED
 from octavo.kv import NoRoom, Sequence
 from octavo.sched.admission import Admitter
 from octavo.sched.chunks import PROBE, Draft
@@ -321,6 +322,7 @@ class Scheduler:
                 f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} make {total}, but the context "
                 f"holds {config.max_model_len}: shorten the prompt, lower max_tokens or raise max_model_len",
                 param="max_tokens" if num_prompt < config.max_model_len else "prompt",
+                code=CONTEXT_EXCEEDED,
             )
         fit = self.pool.can_ever_fit(max(num_prompt, total - 1))  # the last sampled token needs no slot
         if not fit:

@@ -49,11 +49,13 @@ class Call(ABC):
         self._request = request
         self._num_prompts = num_prompts
         self._caller = caller
-        self._form_field, form = self.form_of_answer()
-        params = request.sampling_params()
-        if form is not None:
-            params = replace(params, structured_outputs=form)
-        caller.check(params)
+        field, form = self.form_of_answer()
+        self._names = request.names | ({"structured_outputs": field} if field is not None else {})
+        with named(self._names):
+            params = request.sampling_params()
+            if form is not None:
+                params = replace(params, structured_outputs=form)
+            caller.check(params)
         self._params: SamplingParams = params
         check_token_ids(
             request.stop_token_ids, context.engine.engine.vocab_size, "stop_token_ids", "stop_token_ids"
@@ -183,7 +185,7 @@ class Call(ABC):
             prompts = [ids[-keep:] for ids in prompts]
         params = replace(self._params, truncate_prompt_tokens=None)
         jobs = [(ids, self._caller.bounded(params, engine.max_model_len - len(ids))) for ids in prompts]
-        with named(self._form_field):
+        with named(self._names):
             for ids, bounded in jobs:
                 engine.resolve(ids, bounded)
         return jobs

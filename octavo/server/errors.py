@@ -137,7 +137,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, ApiError):
         return error.status, error_body(str(error), error.type, error.param, error.code)
     if isinstance(error, InvalidRequest):
-        return 400, error_body(str(error), "invalid_request_error", error.param)
+        return 400, error_body(str(error), "invalid_request_error", error.param, error.code)
     if isinstance(error, EngineDead):
         return EngineUnavailable.status, error_body(str(error), "server_error", code=EngineUnavailable.code)
     if isinstance(error, sched.QueueFull):

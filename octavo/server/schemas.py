@@ -143,6 +143,11 @@ class SampledRequest(Schema):
         """Whether each chunk of such a stream carries the usage so far."""
         return bool(self.stream_options and self.stream_options.get("continuous_usage_stats"))
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the route calls a parameter of the engine, where that is another name."""
+        return {}
+
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters; fields that were not given keep the engine's defaults."""
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS if name in self.model_fields_set}
@@ -181,6 +186,10 @@ class GenerationRequest(SampledRequest):
             params |= {"beam_width": self._beams(), "length_penalty": self.length_penalty}
             params |= {"early_stopping": self.early_stopping}
         return params
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {"beam_width": "use_beam_search"} if self.use_beam_search else {}
 
     def _beams(self) -> int:
         """How many beams a search has: as many as are given back, where no more are asked for."""
@@ -256,6 +265,13 @@ class ChatRequest(GenerationRequest):
                 param="top_logprobs",
             )
         check_variables(self.chat_template_kwargs)
+
+    @property
+    def names(self) -> dict[str, str]:
+        names = {**super().names, "prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None and self.max_tokens is None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def _further_params(self) -> dict[str, Any]:
         wanted = (self.top_logprobs or 0) if self.logprobs else None

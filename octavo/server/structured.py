@@ -48,7 +48,14 @@ def read_structured(value: Mapping[str, Any] | None) -> StructuredOutputs | None
     if value is None:
         return None
     _only(value, _KINDS, "structured_outputs")
-    return StructuredOutputs(**value)
+    given = {name: item for name, item in value.items() if item is not None}
+    for name, kind, what in (("json_object", bool, "true or false"), ("choice", list, "a list of strings")):
+        if name in given and not isinstance(given[name], kind):
+            raise InvalidRequest(
+                f"structured_outputs.{name} must be {what}, got {given[name]!r:.{_MAX_SHOWN}}",
+                param="structured_outputs",
+            )
+    return StructuredOutputs(**given)
 
 
 def forced_call(tools: Tools) -> StructuredOutputs | None:
@@ -82,19 +89,20 @@ def call_form(tools: Tools, form: ToolForm) -> tuple[str | None, StructuredOutpu
         return "tool_choice", forced_call(tools)
     if not any(tool["function"].get("strict") for tool in tools.declared):
         return None, None
-    with named("tools"):
+    with named({"structured_outputs": "tools"}):
         return "tools", StructuredOutputs(grammar=write_grammar(tools, form.check("tools")))
 
 
 @contextmanager
-def named(where: str | None) -> Iterator[None]:
-    """Name the request's own field where the engine would name its parameter."""
+def named(fields: Mapping[str, str]) -> Iterator[None]:
+    """Name the request's own field where the engine names its parameter: {"structured_outputs": "tools"}."""
     try:
         yield
     except InvalidRequest as error:
-        if where is None or error.param != "structured_outputs":
+        field = fields.get(error.param or "")
+        if field is None:
             raise
-        raise InvalidRequest(f"{where}: {error}", param=where) from error
+        raise InvalidRequest(f"{field}: {error}", param=field, code=error.code) from error
 
 
 def _of_schema(value: Any, where: str) -> StructuredOutputs:
@@ -104,13 +112,13 @@ def _of_schema(value: Any, where: str) -> StructuredOutputs:
     schema = value.get("schema")
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"{where}.schema must be a JSON schema, an object", param=where)
-    with named(where):
+    with named({"structured_outputs": where}):
         return StructuredOutputs(json=schema)
 
 
 def _only(value: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    for name, item in value.items():
-        if name not in names and item is not None:
+    for name in value:
+        if name not in names:
             raise InvalidRequest(
                 f"{where}.{name[:_MAX_SHOWN]} is not supported by this server; leave it out", param=where
             )

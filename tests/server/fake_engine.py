@@ -31,7 +31,7 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
     def encode_chat(
@@ -133,6 +133,8 @@ class FakeEngineThread:
         if step == self.fail_after:
             raise self.failure
         delta = RequestDelta(7, [], False, num_prompt_tokens, self.cached)
+        if step == 0 and params.prompt_logprobs is not None:
+            delta.prompt_logprobs = [None] * num_prompt_tokens
         if step == self.error_after:
             delta.error = self.failure
             return delta

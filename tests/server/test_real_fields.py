@@ -346,3 +346,46 @@ def test_tools_over_a_real_engine(client: TestClient) -> None:
     answer = ok(client, CHAT, messages=[USER], tools=[tool], **GREEDY)
     assert answer["usage"]["prompt_tokens"] > without + len("clock")
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+RESPONSES = "/v1/responses"
+LONG = "many words " * 500
+EXCEEDED = "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "param", "code"),
+    [
+        (COMPLETIONS, {"prompt": LONG}, "prompt", EXCEEDED),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 10**6}, "max_tokens", EXCEEDED),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs", None),
+        (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "n": 1}, "use_beam_search", None),
+        (CHAT, {"messages": [{**USER, "content": LONG}]}, "messages", EXCEEDED),
+        (CHAT, {"messages": [USER], "max_tokens": 10**6}, "max_tokens", EXCEEDED),
+        (CHAT, {"messages": [USER], "max_completion_tokens": 10**6}, "max_completion_tokens", EXCEEDED),
+        (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 21}, "top_logprobs", None),
+        (RESPONSES, {"input": LONG}, "input", EXCEEDED),
+        (RESPONSES, {"input": "a", "max_output_tokens": 10**6}, "max_output_tokens", EXCEEDED),
+        (RESPONSES, {"input": "a", "top_logprobs": 21}, "top_logprobs", None),
+        (RESPONSES, {"input": "a", "top_logprobs": -1}, "top_logprobs", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_names_the_route_s_own_field(
+    client: TestClient, url: str, fields: dict[str, Any], param: str, code: str | None, stream: bool
+) -> None:
+    """What the engine refuses is named as the request named it; too many tokens have OpenAI's code."""
+    answer = client.post(url, json={**fields, "stream": stream})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert param in error["message"]
+
+
+def test_a_key_s_limit_names_the_route_s_own_field(engine: EngineThread) -> None:
+    """So is what a key may not ask for."""
+    config = ServerConfig(keys=(ApiKey.from_secret("k", max_tokens=3),))
+    client = TestClient(create_app(engine, config), headers={"Authorization": "Bearer k"})
+    answer = client.post(RESPONSES, json={"input": "a", "max_output_tokens": 4})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "max_output_tokens"

@@ -108,7 +108,7 @@ def test_input(client: TestClient, engine: FakeEngineThread, fields: dict[str, A
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "a", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "a", "top_logprobs": 21}, "logprobs"),
+        ({"input": "a", "top_logprobs": 21}, "top_logprobs"),
         ({"input": "a", "metadata": {"a": 1}}, "metadata"),
         ({"input": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"input": "a", "n": 2}, "n"),

@@ -53,6 +53,10 @@ class ResponsesRequest(SampledRequest):
         """Whether the output text carries logprobs."""
         return LOGPROBS in self.include or bool(self.top_logprobs)
 
+    @property
+    def names(self) -> dict[str, str]:
+        return {"prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
     def _check(self) -> None:
         super()._check()
         for name in self.include:
