@@ -90,7 +90,8 @@ class LayerCache:
         """Allocate an uninitialised cache: slots that no sequence wrote are never read.
 
         The memory is asked for in huge pages, where the system has them, because a table scatters reads
-        over all of it. Pages come when first written, which takes time (see pages.py).
+        over all of it. Pages come when first written, which takes time (see pages.py); all written, they
+        come to the size of the cache.
         """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         if not lanes:

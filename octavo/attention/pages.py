@@ -33,15 +33,21 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later
 
 
 def uninitialised(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for a tensor, from the first huge page's worth on in huge pages where the system has them."""
+    """Memory for a tensor: whole huge pages where the system has them, and small ones for what is left over.
+
+    So it takes no more than its size: a model has a cache per layer, and were each rounded up to a whole
+    huge page, dozens of small ones would take twice what the budget says.
+    """
     size = math.prod(shape) * dtype.itemsize
-    if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    huge = size // HUGE_PAGE * HUGE_PAGE
+    if not huge or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype)
     pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the mapping
     start = -whole.data_ptr() % HUGE_PAGE
+    with contextlib.suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_NOHUGEPAGE)  # where the system gives them unasked
+        pages.madvise(mmap.MADV_HUGEPAGE, start, huge)
     return whole[start : start + size].view(dtype).view(shape)
 
 

@@ -62,18 +62,29 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; exit code 0 also where the target is not reached, since that is an answer."""
     from rich.console import Console
 
-    from octavo.engine.memory import available_memory
-    from octavo.engine.planning import changes, plan_memory, variants
+    from octavo.engine.memory import available_memory, resident_memory
+    from octavo.engine.planning import changes, plan_memory, program_bytes, variants
     from octavo.kv import parse_bytes
     from octavo.models import load_header
 
     if args.num_blocks is not None:
         args.kv_memory = None
     header = load_header(args.model)
-    memory = parse_bytes(args.memory, "--memory") if args.memory is not None else available_memory()
-    if memory is None:
-        raise CommandError("this system does not say how much memory is free: give --memory")
-    plan = plan_memory(engine_config(args), header, memory)
+    resident = resident_memory() or 0  # this process has loaded what the server loads
+    if args.memory is not None:
+        memory = parse_bytes(args.memory, "--memory")
+    else:
+        free = available_memory()
+        if free is None:
+            raise CommandError("this system does not say how much memory is free: give --memory")
+        memory = free + resident
+    plan = plan_memory(engine_config(args), header, memory, program_bytes(header, resident))
+    longest = header.config.position_limit or header.config.max_position_embeddings
+    for option, value in (("--context", args.context), ("--typical", args.typical)):
+        if value is not None and value > longest:
+            raise CommandError(
+                f"{option} {value:,} is more than the model's context of {longest:,}: no such request runs"
+            )
     context = args.context or plan.budget.max_model_len
     typical = min(context, args.typical or max(1, context // 4))
     each = variants(plan, BLOCK_SIZES)
@@ -92,27 +103,21 @@ def run(args: argparse.Namespace) -> int:
 def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
     from octavo.kv import LIBRARIES
 
-    config = plan.config
+    config, budget = plan.config, plan.budget
     rows = [
-        ("weights", plan.weights, f"--dtype {config.dtype}, --weights {config.weights}"),
-        (
-            "a step's activations",
-            plan.activations,
-            f"at most, --max-batched-tokens {config.max_batched_tokens:,}",
-        ),
-        ("libraries and threads", LIBRARIES, "about"),
-        (
-            "KV cache",
-            plan.kv_bytes,
-            f"{plan.budget.num_blocks:,} blocks of {plan.budget.bytes_per_block:,} bytes",
-        ),
+        ("program and tokenizer", plan.program, "before the weights"),
+        ("weights", plan.weights, f"--dtype {config.dtype} --weights {config.weights}"),
+        ("a step, at most", plan.activations, f"--max-batched-tokens {config.max_batched_tokens}"),
+        ("threads, bookkeeping", LIBRARIES, "about"),
+        ("KV cache", plan.kv_bytes, f"{budget.num_blocks:,} blocks of {_short(budget.bytes_per_block)}"),
     ]
     if plan.host_bytes:
-        rows.append(("host cache", plan.host_bytes, "--host-cache"))
+        rows.append(("host cache", plan.host_bytes, f"--host-cache, {budget.host_blocks:,} blocks"))
     if plan.reserve:
         rows.append(("left to the rest", plan.memory - plan.total, "--kv-memory auto"))
     else:
-        rows.append(("not used", plan.memory - plan.total, "raise --kv-memory to use it"))
+        option = "--kv-memory" if config.num_blocks is None else "--num-blocks"
+        rows.append(("not used", plan.memory - plan.total, f"raise {option} to use it"))
     return [*rows, ("in all", plan.memory, "--memory")]
 
 
@@ -122,11 +127,10 @@ def _show_memory(console: Console, name: str, plan: MemoryPlan) -> None:
 
     table = Table(title=f"{name}: {plan.header.config.architecture}", title_justify="left")
     table.add_column("memory")
-    table.add_column("bytes", justify="right")
     table.add_column("", justify="right")
     table.add_column("")
     for label, value, note in _rows(plan):
-        table.add_row(label, f"{value:,}", _short(value), Text(note, style="dim"))
+        table.add_row(label, _short(value), Text(note, style="dim"))
     console.print(table)
     if plan.budget.context_note:
         console.print(f"context: {plan.budget.max_model_len:,} tokens, {plan.budget.context_note}")
@@ -172,18 +176,19 @@ def _show_variants(
 
 def _show_target(console: Console, plan: MemoryPlan, context: int, wanted: int, ways: list[Any]) -> None:
     fits = plan.fitting(context)
-    limit = plan.config.max_num_seqs
     if not ways:
         console.print(f"{wanted:,} requests of {context:,} tokens fit: there is room for {fits:,}.")
-        if wanted > limit:
-            console.print(f"But only {limit:,} run at once: raise --max-num-seqs to {wanted:,}.")
-        return
-    console.print(
-        f"{wanted:,} requests of {context:,} tokens do not fit at once: {fits:,} do. "
-        "One of these would change that:"
-    )
-    for way in ways:
-        console.print(f"  {way.option} {way.value}   {way.note}", highlight=False)
+    else:
+        console.print(
+            f"{wanted:,} requests of {context:,} tokens do not fit at once: {fits:,} do. "
+            "One of these would change that:"
+        )
+        for way in ways:
+            console.print(f"  {way.option} {way.value}   {way.note}", highlight=False)
+    if wanted > plan.config.max_num_seqs:
+        console.print(
+            f"Only {plan.config.max_num_seqs:,} run at once, though: raise --max-num-seqs to {wanted:,}."
+        )
 
 
 def _as_json(
@@ -203,6 +208,7 @@ def _as_json(
 
     return {
         "memory": plan.memory,
+        "program": plan.program,
         "weights": plan.weights,
         "activations": plan.activations,
         "reserve": plan.reserve,

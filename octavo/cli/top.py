@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 4
 STATES = {"r": "running", "w": "waiting", "s": "swapped out"}
+WHY = {
+    "memory": " for memory (--kv-memory)",
+    "growth": " for memory (--kv-memory)",
+    "headroom": " for memory (--kv-memory)",
+    "places": " for a place (--max-num-seqs)",
+    "budget": " for their turn (--max-batched-tokens)",
+    "prefix": " for a prompt like its own",
+}
 # Glyphs differ as well as colours: free, cached, held, shared.
 CELLS = ((" ", "on grey15"), ("▒", "steel_blue"), ("█", "deep_sky_blue1"), ("█", "orange1"))
 
@@ -57,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     mirror = Mirror(next(frames))
     history: deque[tuple[float, int]] = deque([(mirror.time, mirror.counts["generated"])])
     if args.once:
-        console.print(picture(mirror, 0.0, console))
+        console.print(picture(mirror, None, console))
         return 0
     with Live(picture(mirror, 0.0, console), console=console, screen=True, auto_refresh=False) as live:
         shown = 0.0
@@ -104,19 +112,24 @@ def rate(history: deque[tuple[float, int]]) -> float:
     return (after - before) / (end - start) if end > start else 0.0
 
 
-def picture(mirror: Mirror, tokens_per_second: float, console: Console) -> RenderableType:
-    """One screen: numbers, the map, the sequences."""
+def picture(mirror: Mirror, tokens_per_second: float | None, console: Console) -> RenderableType:
+    """One screen: numbers, the map, the sequences. No speed where it is not known, from one moment."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
     counts = mirror.counts
     shared = int((mirror.refs > 1).sum())
+    speed = ""
+    if tokens_per_second is not None:  # and no frames come while nothing happens
+        speed = f"  {tokens_per_second if counts['running'] else 0.0:.1f} tokens/s"
     reuse = f"{100 * counts['hits'] / counts['queried']:.0f} %" if counts["queried"] else "-"
+    waits = WHY.get(mirror.why, "") if counts["waiting"] else ""
     line = Text.assemble(
         (mirror.model, "bold"),
-        f"   {counts['running']} running  {counts['waiting']} waiting  {tokens_per_second:.1f} tokens/s  "
-        f"{reuse} of prompts reused  {counts['preemptions']} preemptions  {counts['evictions']} evictions",
+        f"   {counts['running']} running  {counts['waiting']} waiting{waits}",
+        f"{speed}  {reuse} of prompts reused",
+        f"  {counts['preemptions']} preemptions  {counts['evictions']} evictions",
     )
     legend = Text.assemble(
         *(

@@ -20,6 +20,8 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_KV_MEMORY = "2GiB"
 MAX_SPECULATE = 16
 DEFAULT_DISK_CACHE = "4GiB"
+JUDGED_ROWS = 64
+"""Prompt positions whose logits are in memory at once, where prompt_logprobs are wanted."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,12 @@ class EngineConfig:
                 message = f"{name} keeps blocks for reuse, but prefix_caching is off: give up one of them"
                 raise ConfigError(message, param=name)
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of logits that a step has at once: of its sequences and their guesses, or of a prompt that is
+        judged. For the memory of a step."""
+        return min(self.max_batched_tokens, max(self.max_num_seqs * (1 + self.speculate), JUDGED_ROWS))
+
     def _check_schedule(self) -> None:
         for name, names in (("schedule", ORDERS), ("preemption", PREEMPTION_MODES)):
             if getattr(self, name) not in names:
@@ -164,8 +172,8 @@ class Budget:
         """Blocks from the memory budget, and the context that they can hold.
 
         available: bytes that can still be allocated, if known. default_block_size: where the options
-        leave it open. activations: bytes of a step, for kv_memory "auto". Raises ConfigError when the cache
-        would need more, or when an explicit max_model_len exceeds the model's context or the cache.
+        leave it open. activations: bytes of a step, which must fit beside the cache. Raises ConfigError when
+        they do not, or when an explicit max_model_len exceeds the model's context or the cache.
         """
         block_size = config.block_size if config.block_size is not None else default_block_size
         host_bytes = _size("host_cache", config.host_cache) if config.host_cache is not None else 0
@@ -185,14 +193,8 @@ class Budget:
         disk = _tier_blocks(
             "disk_cache_size", disk_size if config.disk_cache is not None else None, shape, block_size
         )
-        if available is not None and (blocks + host) * per_block > available:
-            option = "num_blocks" if config.num_blocks is not None else "kv_memory"
-            raise ConfigError(
-                f"the KV cache would take {(blocks + host) * per_block:,} bytes ({blocks:,} blocks "
-                f"and {host:,} of host_cache), but only {available:,} are available on this machine: "
-                f"lower {option}",
-                param=option,
-            )
+        if available is not None:
+            _check_fits(config, blocks, host, per_block, available, activations)
         slots = blocks * block_size
         wanted = config.max_model_len
         if wanted is not None and wanted > model_context:
@@ -209,8 +211,32 @@ class Budget:
         context = wanted if wanted is not None else min(model_context, slots)
         note = ""
         if wanted is None and slots < model_context:
-            note = f"lowered from the model's {model_context} to what the KV cache holds; raise kv_memory"
+            note = f"lowered from the model's {model_context} to what the KV cache holds; {_more(config)}"
         return Budget(block_size, blocks, per_block, context, note, host, disk)
+
+
+def _more(config: EngineConfig) -> str:
+    """How to have more blocks."""
+    if config.kv_memory == AUTO:
+        return "free some memory, or take a smaller kv_dtype"
+    return "raise num_blocks" if config.num_blocks is not None else "raise kv_memory"
+
+
+def _check_fits(
+    config: EngineConfig, blocks: int, host: int, per_block: int, available: int, activations: int
+) -> None:
+    """Raise ConfigError unless the cache, a step and the libraries fit in `available` bytes: a server that
+    starts all the same is killed once its blocks are in use."""
+    beside = activations + LIBRARIES
+    if (blocks + host) * per_block + beside <= available:
+        return
+    option = "num_blocks" if config.num_blocks is not None else "kv_memory"
+    raise ConfigError(
+        f"the KV cache would take {(blocks + host) * per_block:,} bytes ({blocks:,} blocks and {host:,} of "
+        f"host_cache), and a step and libraries {beside:,} more, but only {available:,} are available on "
+        f"this machine: lower {option}",
+        param=option,
+    )
 
 
 def _automatic_blocks(

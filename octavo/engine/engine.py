@@ -299,7 +299,7 @@ class Engine:
     def _activations(self) -> Activations:
         """The memory of a step: estimated, and measured where the KV cache takes what is left."""
         config, decoder = self.config, self.model.decoder
-        tokens, rows = config.max_batched_tokens, min(config.max_num_seqs, config.max_batched_tokens)
+        tokens, rows = config.max_batched_tokens, config.most_rows
         estimate = activation_bytes(decoder.config, decoder.dtype.itemsize, tokens, rows)
         measured = None
         if config.kv_memory == AUTO:

@@ -45,6 +45,7 @@ class Mirror:
         self.parent = _unpacked(snapshot["parent"], np.int32)
         self.rows: dict[str, Row] = {}
         self.counts: dict[str, int] = {}
+        self.why = ""  # what the first that waits waits for, as in SchedulerStats.blocked
         self.time = 0.0
         self._apply(snapshot)
 
@@ -71,6 +72,7 @@ class Mirror:
         for name in frame.get("gone", ()):
             self.rows.pop(name, None)
         self.counts = frame.get("counts", self.counts)
+        self.why = frame.get("why", self.why)
         self.time = frame.get("t", self.time)
 
 

@@ -13,17 +13,22 @@ from octavo.engine.config import AUTO, DTYPES, Budget, EngineConfig
 from octavo.engine.defaults import choose_format
 from octavo.engine.errors import ConfigError
 from octavo.kv import KV_DTYPES, LIBRARIES, KVShape, requests_that_fit, reserve_in
-from octavo.models import Header, activation_bytes, weights_bytes
+from octavo.models import WEIGHTS, Header, ModelError, activation_bytes, weights_bytes
+
+TOKENIZER_BYTES = 320
+"""Of memory for each entry of a vocabulary, as measured on one of 49,152 entries (15.5 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """memory: bytes that the process may take in all. weights, activations: of them. reserve: left free,
-    where kv_memory is "auto", else 0. shape and budget: the KV cache's. config: the options it is for."""
+    """memory: bytes that the process may take in all. program: of them, what it has before the weights, and
+    the tokenizer. weights, activations: of them too. reserve: left free, where kv_memory is "auto", else 0.
+    shape and budget: the KV cache's. config: the options it is for."""
 
     config: EngineConfig
     header: Header
     memory: int
+    program: int
     weights: int
     activations: int
     reserve: int
@@ -39,7 +44,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Bytes of the process once every block is in use and a step is at its height."""
-        return self.weights + self.activations + LIBRARIES + self.kv_bytes + self.host_bytes
+        return self.program + self.weights + self.activations + LIBRARIES + self.kv_bytes + self.host_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -51,20 +56,26 @@ class MemoryPlan:
         return requests_that_fit(self.budget.num_blocks, self.budget.block_size, num_tokens)
 
 
-def plan_memory(config: EngineConfig, header: Header, memory: int) -> MemoryPlan:
-    """The plan of an engine with these options where `memory` bytes are free before it starts.
+def program_bytes(header: Header, resident: int) -> int:
+    """Bytes of a process that has `resident` before a model is loaded, with the model's tokenizer."""
+    return resident + TOKENIZER_BYTES * header.config.vocab_size
+
+
+def plan_memory(config: EngineConfig, header: Header, memory: int, program: int = 0) -> MemoryPlan:
+    """The plan of an engine with these options in a process that may take `memory` bytes, of which `program`
+    are gone before the weights; without, `memory` is what is free then.
 
     Raises ConfigError, as the engine would, when the weights or the cache do not fit.
     """
     model, value_bytes = header.config, DTYPES[config.dtype].itemsize
     weights = weights_bytes(header, config.dtype, config.weights)
-    rows = min(config.max_num_seqs, config.max_batched_tokens)
-    activations = activation_bytes(model, value_bytes, config.max_batched_tokens, rows)
-    left = memory - weights
+    activations = activation_bytes(model, value_bytes, config.max_batched_tokens, config.most_rows)
+    left = memory - program - weights
     if left <= 0:
         raise ConfigError(
-            f"the weights need {weights:,} bytes as {config.dtype}, but there are {memory:,}: "
-            "give more memory, a smaller dtype or a smaller model",
+            f"the weights need {weights:,} bytes as {config.dtype}, but there are "
+            f"{max(0, memory - program):,} for them ({memory:,} less {program:,} of the program): give more "
+            "memory, a smaller dtype or a smaller model",
             param="dtype",
         )
     format = choose_format(config, config.dtype, make_backend().name)
@@ -74,7 +85,9 @@ def plan_memory(config: EngineConfig, header: Header, memory: int) -> MemoryPlan
         config, shape, context, left, default_block_size=format.block_size, activations=activations
     )
     reserve = reserve_in(left) if config.kv_memory == AUTO else 0
-    return MemoryPlan(config, header, memory, weights, activations, reserve, format.dtype, shape, budget)
+    return MemoryPlan(
+        config, header, memory, program, weights, activations, reserve, format.dtype, shape, budget
+    )
 
 
 def variants(plan: MemoryPlan, block_sizes: tuple[int, ...]) -> list[MemoryPlan]:
@@ -84,7 +97,7 @@ def variants(plan: MemoryPlan, block_sizes: tuple[int, ...]) -> list[MemoryPlan]
         for size in block_sizes:
             config = replace(plan.config, kv_dtype=dtype, block_size=size, max_model_len=None)
             try:
-                found.append(plan_memory(config, plan.header, plan.memory))
+                found.append(plan_memory(config, plan.header, plan.memory, plan.program))
             except ConfigError:
                 continue  # not even a block fits
     return found
@@ -107,23 +120,26 @@ def changes(plan: MemoryPlan, context: int, concurrency: int) -> list[Change]:
     size, per_block = plan.budget.block_size, plan.budget.bytes_per_block
     need = concurrency * -(-context // size)
     kv = need * per_block
-    ways = [Change("--kv-memory", f"{kv:,}", f"{kv / 2**30:.1f} GiB for {need:,} blocks")]
-    total = plan.weights + plan.activations + LIBRARIES + plan.host_bytes + kv
+    note = f"{kv / 2**30:.1f} GiB for {need:,} blocks"
     if plan.config.kv_memory == AUTO:
-        # The reserve is an eighth of what the weights leave, so the rest is seven eighths of it.
-        memory = plan.weights + max(-(-(total - plan.weights) * 8 // 7), total - plan.weights + 256 * 2**20)
-        ways = [
-            Change(
-                "--memory",
-                f"{memory:,}",
-                f"{memory / 2**30:.1f} GiB in all, of which {kv / 2**30:.1f} for KV",
-            )
+        # The reserve is an eighth of what program and weights leave, so the rest is seven eighths of it.
+        fixed = plan.program + plan.weights
+        rest = plan.activations + LIBRARIES + plan.host_bytes + kv
+        memory = fixed + max(-(-rest * 8 // 7), rest + 256 * 2**20)
+        note = f"{memory / 2**30:.1f} GiB in all, of which {kv / 2**30:.1f} for KV"
+        ways = [Change("--memory", f"{memory:,}", note)]
+    elif plan.config.num_blocks is not None:
+        ways = [Change("--num-blocks", f"{need:,}", f"{kv / 2**30:.1f} GiB")]
+    else:
+        ways = [Change("--kv-memory", f"{kv:,}", note)]
+    formats = [("--kv-dtype", name, replace(plan.config, kv_dtype=name)) for name in KV_DTYPES]
+    if plan.config.kv_memory == AUTO:
+        formats += [
+            ("--weights", name, replace(plan.config, weights=name))
+            for name in WEIGHTS
+            if plan.config.dtype == "float32"
         ]
-    for dtype, (value, scale) in KV_DTYPES.items():
-        shape = replace(plan.shape, bytes_per_value=value, bytes_per_scale=scale)
-        fits = requests_that_fit(plan.kv_bytes // shape.bytes_per_block(size), size, context)
-        if fits >= concurrency:
-            ways.append(Change("--kv-dtype", dtype, f"{fits:,} requests of {context:,} tokens"))
+    ways += _smaller(plan, formats, context, concurrency)
     blocks_each = plan.budget.num_blocks // concurrency
     if blocks_each:
         longest = blocks_each * size
@@ -133,4 +149,19 @@ def changes(plan: MemoryPlan, context: int, concurrency: int) -> list[Change]:
     fits = plan.fitting(context)
     if fits:
         ways.append(Change("--concurrency", f"{fits:,}", f"{fits:,} at once, the others wait their turn"))
+    return ways
+
+
+def _smaller(
+    plan: MemoryPlan, formats: list[tuple[str, str, EngineConfig]], context: int, concurrency: int
+) -> list[Change]:
+    """Of options with a value each, those with which `concurrency` requests fit."""
+    ways = []
+    for option, value, config in formats:
+        try:
+            fits = plan_memory(config, plan.header, plan.memory, plan.program).fitting(context)
+        except (ConfigError, ModelError):  # not with the other options, or not on this machine
+            continue
+        if fits >= concurrency:
+            ways.append(Change(option, value, f"{fits:,} requests of {context:,} tokens"))
     return ways

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ class Recorder(Observer):
         self._tables: dict[str, np.ndarray] = {}
         self._counts: dict[str, int] = {}
         self._steps = self._generated = self._finished = 0
+        self._blocked: Counter[str] = Counter()  # as it was after the last step
+        self._why = self._told = ""  # what the first in the queue waits for, now and in the last frame
 
     @property
     def attached(self) -> bool:
@@ -63,6 +66,7 @@ class Recorder(Observer):
         self._parent = np.full(count, NOT_PUBLISHED, np.int32)
         for block in range(count):
             self._look(block)
+        self._blocked = engine.scheduler.stats.blocked.copy()
         engine.observers.append(self)
         self.take()
 
@@ -73,11 +77,15 @@ class Recorder(Observer):
             self._engine.pool.unwatch()
             self._watch = None
             self._events, self._shown, self._tables, self._counts = {}, {}, {}, {}
+            self._why = self._told = ""
 
     # -- while the engine works ----------------------------------------------------------------
 
     def planned(self, plan: Plan) -> None:
         self._steps += bool(plan.entries)
+        blocked = self._engine.scheduler.stats.blocked
+        self._why = next((why for why, count in blocked.items() if count != self._blocked[why]), "")
+        self._blocked = blocked.copy()
         actions = plan.actions
         for copy in actions.copies[:MAX_EVENTS]:
             self._event("copy", [copy.src, copy.dst, copy.num_slots])
@@ -120,6 +128,8 @@ class Recorder(Observer):
             self._events["evict"] = changes.evicted[:MAX_EVENTS]
         if self._events:
             frame["events"], self._events = self._events, {}
+        if self._why != self._told:
+            frame["why"] = self._told = self._why
         counts = self._read_counts()
         if counts != self._counts or frame:
             self._counts = counts
@@ -145,6 +155,7 @@ class Recorder(Observer):
             "fill": _packed(self._fill),
             "parent": _packed(self._parent),
             "seqs": sequences,
+            "why": self._told,
             "counts": self._counts,
         }
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from llguidance import LLMatcher
 from torch import Tensor
 
+from octavo.engine.config import JUDGED_ROWS
 from octavo.engine.errors import BadLogits
 from octavo.engine.grammar import Masks
 from octavo.engine.live import Live
@@ -21,8 +22,6 @@ from octavo.engine.logprobs import TokenLogprobs, token_logprobs
 from octavo.engine.runner import Runner
 from octavo.engine.sampler import NO_TOKEN, Draw, adjusted, sample
 from octavo.sched import Branch, Plan, PlanEntry, Request
-
-_SLICE = 256  # prompt positions whose logits are in memory at once
 
 
 class Choice(NamedTuple):
@@ -145,8 +144,8 @@ def score_prompts(plan: Plan, hidden: Tensor, runner: Runner, lives: Mapping[Req
             continue
         # Position p judges token p + 1; the last position's logits are for the output.
         last = min(entry.start + len(entry.tokens), len(prompt) - 1)
-        for start in range(max(entry.start, len(done) - 1), last, _SLICE):
-            stop = min(start + _SLICE, last)
+        for start in range(max(entry.start, len(done) - 1), last, JUDGED_ROWS):
+            stop = min(start + JUDGED_ROWS, last)
             shift = first - entry.start
             logits = runner.logits(hidden[start + shift : stop + shift])
             top = live.params.prompt_logprobs or 0

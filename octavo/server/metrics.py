@@ -3,9 +3,10 @@
     engine thread --Observer--> RequestTimes    counts and histograms of requests
     engine        --at a scrape--> gauges and counters of scheduler, pool and tiers
 
-Names are vLLM's, after the prefix `octavo:`, wherever the meaning is the same, so that a dashboard made
-for one shows the other. A scrape reads what the engine's thread writes, without a lock: each number is a
-recent one. `/metrics?prefix=octavo_` gives names without the colon, which promtool's linter dislikes.
+Names are vLLM's, after the prefix `octavo_`, wherever the meaning is the same; `/metrics?prefix=vllm:` gives
+the very names that a dashboard made for vLLM asks for. The default has no colon: Prometheus keeps that for
+recording rules, and its linter fails on one. A scrape reads what the engine's thread writes, without a lock:
+each number is a recent one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from octavo.sched import Plan
     from octavo.sched import Request as EngineRequest
 
-PREFIX = "octavo:"
+PREFIX = "octavo_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX_FORM = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}:?")
 

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.engine import ConfigError, EngineConfig
 from octavo.engine.config import DEFAULT_KV_MEMORY, Budget
-from octavo.engine.memory import available_memory
+from octavo.engine.memory import available_memory, resident_memory
 from octavo.kv import KVShape, parse_bytes
 
 GIB = 2**30
@@ -38,6 +38,25 @@ def system(root: Path, files: dict[str, str]) -> Path:
         ),
         (
             {
+                "proc/self/cgroup": "0::/a\n",
+                "sys/fs/cgroup/a/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{3 * GIB}\n",
+                "sys/fs/cgroup/a/memory.stat": f"anon {GIB}\nfile {2 * GIB}\nactive_file 7\n"
+                f"inactive_file {2 * GIB - 7}\n",
+            },
+            3 * GIB - 7,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * GIB}",
+                "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{2 * GIB}",
+                "sys/fs/cgroup/memory/x/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}\n",
+            },
+            GIB,
+        ),
+        (
+            {
                 "proc/self/cgroup": "4:memory:/x\n1:cpu:/x\n",
                 "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{2 * GIB}",
                 "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "0",
@@ -63,8 +82,18 @@ def system(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_the_least_of_machine_and_cgroups_counts(tmp_path: Path, files: dict[str, str], want: int) -> None:
-    """cgroup v1 and v2, limits at any level, "max" and v1's huge number, and usage above the limit."""
+    """cgroup v1 and v2, limits at any level, "max" and v1's huge number, usage above the limit, and files
+    that are merely cached."""
     assert available_memory(system(tmp_path, files)) == want
+
+
+def test_what_this_process_has(tmp_path: Path) -> None:
+    """Read where the kernel writes it; unknown elsewhere."""
+    assert resident_memory(system(tmp_path, {"proc/self/status": "Name: x\nVmRSS:\t   12 kB\n"})) == 12 * 1024
+    assert resident_memory(tmp_path / "nowhere") is None
+    block = bytearray(64 * 2**20)
+    has = resident_memory()
+    assert has is None or has > len(block)
 
 
 def test_a_system_that_says_nothing_is_not_guessed(tmp_path: Path) -> None:

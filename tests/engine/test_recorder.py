@@ -218,3 +218,36 @@ def test_watchers_hear_of_the_end(thread: EngineThread) -> None:
     thread.shutdown(timeout=10)
     assert box.get(timeout=10) is None
     assert not feed.watched
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "wanted"),
+    [
+        ({"max_num_seqs": 1}, 8, {"places"}),
+        ({"num_blocks": 12}, 40, {"memory", "growth", "headroom"}),
+        ({"max_batched_tokens": 4, "max_num_seqs": 2}, 30, {"places", "budget", ""}),
+    ],
+)
+def test_it_says_why_somebody_waits(
+    model: LoadedModel, options: dict[str, Any], size: int, wanted: set[str]
+) -> None:
+    """The scheduler's own reason, while the step's budget was not what was missing; nothing once all run."""
+    engine = engine_on(model, **options)
+    recorder = Recorder(engine)
+    recorder.attach()
+    mirror = Mirror(through_json({"kind": "snapshot", **recorder.snapshot()}))
+    for number in range(3):
+        prompt = [20 + number] * size
+        engine.add_request(prompt, SamplingParams(max_tokens=6, ignore_eos=True))
+    seen: set[str] = set()
+    while engine.has_work:
+        before = engine.scheduler_stats.blocked.copy()
+        engine.step()
+        mirror.apply(through_json(recorder.take() or {}))
+        grown = {why for why, count in engine.scheduler_stats.blocked.items() if count != before[why]}
+        assert {mirror.why} == (grown or {""})
+        if engine.scheduler.waiting:
+            seen.add(mirror.why)
+    assert seen
+    assert seen <= wanted
+    assert mirror.why == ""

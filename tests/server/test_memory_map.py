@@ -125,6 +125,8 @@ def test_the_page_tells_the_truth(engine: EngineThread, serve: Callable[..., str
         assert end["seqs"] == []
         assert min(end["counts"][key] for key in ("copies", "evictions", "preemptions")) > 0
         assert page.inner_text("#status") == "live"
+        assert page.inner_text("#rate") == "0", "nothing is generated any more, though no frame says so"
+        assert page.inner_text("#waiting-note") == "nobody waits"
 
 
 def test_in_the_middle_of_a_run(engine: EngineThread, serve: Callable[..., str], tmp_path: Path) -> None:
@@ -140,6 +142,15 @@ def test_in_the_middle_of_a_run(engine: EngineThread, serve: Callable[..., str],
             shown = expect_truth(page, engine)
             assert shown["kinds"]["shared"] > 0
             assert shown["counts"]["running"] > 1
+            why = page.inner_text("#waiting-note")
+            options = (
+                "--kv-memory",
+                "--max-num-seqs",
+                "--max-batched-tokens",
+                "like its own",
+                "about to start",
+            )
+            assert shown["counts"]["waiting"] == 0 or any(option in why for option in options), why
         finally:
             middle.go_on.set()
         page.keyboard.press("Space")

@@ -124,6 +124,7 @@ def test_top_shows_the_same(engine: EngineThread, capsys: pytest.CaptureFixture[
         stats = engine.engine.pool.stats()
         assert main(["top", url, "--api-key", "k", "--once"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
+        assert "tokens/s" not in shown, "one moment has no speed"
         assert f"cached {stats.cached}" in shown
         assert f"free {stats.free}" in shown
         assert f"{engine.engine.scheduler_stats.preemptions} preemptions" in shown

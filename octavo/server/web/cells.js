@@ -77,9 +77,9 @@ export class Cells {
     this.size = size;
     this.columns = Math.max(1, Math.floor(width / size));
     this.rows = Math.ceil(count / this.columns);
-    this.canvas.width = width;
+    this.canvas.width = Math.min(width, this.columns * size);
     this.canvas.height = Math.min(most, this.rows * size);
-    this.canvas.style.width = `${width / ratio}px`;
+    this.canvas.style.width = `${this.canvas.width / ratio}px`;
     this.canvas.style.height = `${this.canvas.height / ratio}px`;
     this.spacer.style.height = `${Math.max(0, (this.rows * size - this.canvas.height) / ratio)}px`;
     this.ratio = ratio;
@@ -165,17 +165,25 @@ export class Cells {
       for (let row = y; row < bottom; row++) pixels.fill(colour, row * width + x, row * width + x + inner);
       return;
     }
-    const empty = this.flashed(id, tone.empty, now);
-    const filled = this.flashed(id, tone.filled, now);
     const level = y + inner - Math.round(share * inner);
     for (let row = y; row < bottom; row++)
-      pixels.fill(row < level ? empty : filled, row * width + x, row * width + x + inner);
-    if (tone.border) {
-      const border = this.flashed(id, tone.border, now);
-      for (let row = y; row < bottom; row++) {
-        const at = row * width + x;
-        if (row === y || row === y + inner - 1) pixels.fill(border, at, at + inner);
-        else pixels[at] = pixels[at + inner - 1] = border;
+      pixels.fill(row < level ? tone.empty : tone.filled, row * width + x, row * width + x + inner);
+    if (tone.border) this.frame(x, y, inner, bottom, 1, () => tone.border);
+    // A flash is a frame, so that the state within stays legible.
+    if (this.flashes.has(id))
+      this.frame(x, y, inner, bottom, Math.max(2, Math.round(inner / 7)), (at) => this.flashed(id, pixels[at], now));
+  }
+
+  /** Draw a frame of so many pixels inside a cell; colour(at) gives that of a pixel. */
+  frame(x, y, inner, bottom, weight, colour) {
+    const { pixels } = this;
+    const width = this.canvas.width;
+    for (let row = y; row < bottom; row++) {
+      const edge = row < y + weight || row >= y + inner - weight;
+      for (let i = 0; i < inner; i++) {
+        if (!edge && i === weight) i = inner - weight;
+        const at = row * width + x + i;
+        pixels[at] = colour(at);
       }
     }
   }

@@ -31,15 +31,22 @@ function set(id, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** What the oldest waiting sequence waits for, and the option that changes it. */
-function whyWaiting(state) {
-  const c = state.counts;
-  if (!c.waiting) return "nobody waits";
-  const first = [...state.seqs.values()].find((seq) => seq.state !== "r");
-  const need = first ? Math.ceil(first.tokens / state.blockSize) : 0;
-  const room = c.free + c.cached - c.running - Math.ceil(state.numBlocks / 100);
-  if (c.running < state.maxNumSeqs && need > room) return "for memory (--kv-memory)";
-  return c.running ? "for a place (--max-num-seqs)" : "about to start";
+const WHY = {
+  memory: ["for memory", "--kv-memory"],
+  growth: ["for memory", "--kv-memory"],
+  headroom: ["for memory", "--kv-memory"],
+  places: ["for a place", "--max-num-seqs"],
+  budget: ["for its turn", "--max-batched-tokens"],
+  prefix: ["for a prompt like its own"],
+};
+
+/** What the scheduler says that the first in the queue waits for, and the option that changes it. */
+function showWhy(state) {
+  const [why, option] = state.counts.waiting ? (WHY[state.why] ?? ["about to start"]) : ["nobody waits"];
+  const note = $("waiting-note");
+  if (note.dataset.shown === why + option) return;
+  note.dataset.shown = why + option;
+  note.replaceChildren(why, ...(option ? [" ", make("span", "option", option)] : []));
 }
 
 /** Numbers above the map, and in its legend. */
@@ -58,7 +65,8 @@ export function showNumbers(state, rate) {
   set("running", number.format(c.running));
   set("running-note", `at most ${number.format(state.maxNumSeqs)}`);
   set("waiting", number.format(c.waiting));
-  set("waiting-note", whyWaiting(state));
+  showWhy(state);
+  if (!c.running) rate = 0; // no frames come while nothing happens
   set("rate", rate >= 100 ? number.format(Math.round(rate)) : rate.toFixed(rate ? 1 : 0));
   set("hits", c.queried ? `${Math.round((100 * c.hits) / c.queried)} %` : "–");
   set("preemptions", number.format(c.preemptions));

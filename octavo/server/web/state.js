@@ -62,6 +62,7 @@ export class MapState {
     }
     for (const id of frame.gone ?? []) this.seqs.delete(id);
     if (frame.counts) this.counts = frame.counts;
+    this.why = frame.why ?? this.why ?? "";
     this.t = frame.t ?? this.t;
     return changed;
   }
@@ -141,11 +142,11 @@ export class History {
     return low;
   }
 
-  /** Generated tokens per second over the second before frame i. */
+  /** Generated tokens per second over the three seconds before frame i: a long prompt's step may take one. */
   rate(i) {
     const now = this.frames[i];
     let j = i;
-    while (j > 0 && now.t - this.frames[j - 1].t <= 1.05) j--;
+    while (j > 0 && now.t - this.frames[j - 1].t <= 3.05) j--;
     const span = now.t - this.frames[j].t;
     if (j === i || span <= 0) return 0;
     return (now.counts.generated - this.frames[j].counts.generated) / span;

@@ -12,9 +12,10 @@ const TICKS = [
   ["preemptions", "preempt"],
   ["demotions", "swap"],
 ];
-const ROW = 13;
+const ROW = 16;
 const TOP = 16;
 const LABELS = 86;
+const NARROW_LABELS = 70; // the same as the slider's margin in map.css
 
 export class Timeline {
   constructor(canvas) {
@@ -37,7 +38,8 @@ export class Timeline {
     this.height = this.canvas.clientHeight;
     this.canvas.width = Math.floor(this.width * ratio);
     this.canvas.height = Math.floor(this.height * ratio);
-    this.left = this.width < 560 ? 0 : LABELS;
+    this.left = this.width < 560 ? NARROW_LABELS : LABELS;
+    this.font = `${this.width < 560 ? 10 : 11}px system-ui, sans-serif`;
   }
 
   /** The frame under a point, in CSS pixels. */
@@ -83,12 +85,13 @@ export class Timeline {
     context.strokeStyle = colours.line;
     context.fillStyle = colours.faint;
     context.lineWidth = 1;
-    context.font = "11px system-ui, sans-serif";
+    context.font = this.font;
     context.textAlign = "left";
     context.textBaseline = "top";
-    const step = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800].find((s) => span / s <= 8) ?? 3600;
+    const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800].find((s) => (span / s) * 64 <= width - left) ?? 3600;
     for (let t = step; t < span; t += step) {
       const x = Math.round(left + (t / span) * (width - left)) + 0.5;
+      if (x > width - 24) continue; // its label would be cut off
       context.beginPath();
       context.moveTo(x, TOP);
       context.lineTo(x, plot);
@@ -147,17 +150,22 @@ export class Timeline {
 
   captions(plot, most, top) {
     const { context, colours, left } = this;
-    if (!left) return;
-    context.font = "11px system-ui, sans-serif";
+    context.font = this.font;
     context.textAlign = "right";
     context.textBaseline = "middle";
+    // What the upper edge stands for, in each line's colour.
+    for (const [text, colour, y] of [
+      ["100 %", "faint", 6],
+      [`${most} seq.`, "running", 21],
+      [`${Math.round(top)} tok/s`, "rate", 36],
+    ]) {
+      context.fillStyle = colours[colour];
+      context.fillText(text, left - 8, TOP + y);
+    }
     context.fillStyle = colours.faint;
-    context.fillText("100 %", left - 8, TOP + 6);
-    context.fillText(`${most} seq.`, left - 8, TOP + 21);
-    context.fillText(`${Math.round(top)} tok/s`, left - 8, TOP + 36);
     context.fillText("0", left - 8, plot - 6);
     ["copies", "evictions", "preemptions", "swaps"].forEach((name, row) =>
-      context.fillText(name, left - 8, plot + 8 + (row + 1) * ROW - 6),
+      context.fillText(name, left - 8, plot + 8 + (row + 1) * ROW - 8),
     );
   }
 }
