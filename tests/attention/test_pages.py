@@ -89,3 +89,17 @@ def test_stopping_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead.reached(0)
     ahead.stop()
     assert all(thread.name != "octavo-pages" for thread in threading.enumerate())
+
+
+@linux
+def test_many_parts_take_no_more_than_their_sizes() -> None:
+    """A model's layers have a part each: what exceeds a whole number of huge pages comes in small ones."""
+
+    def held() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+    size, before = HUGE_PAGE + HUGE_PAGE // 8, held()
+    parts = [uninitialised((size,), torch.uint8).fill_(1) for _ in range(24)]
+    grown = held() - before
+    assert len(parts) * size * 0.9 < grown < len(parts) * size * 1.1
