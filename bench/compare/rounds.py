@@ -110,14 +110,18 @@ class Turn:
     _options: dict[str, Any] = field(init=False)
     _python: Path = field(init=False)
     _notes: list[str] = field(init=False, default_factory=list)
+    _only: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._peer, self._options = parse_engine(self.text)
+        self._only = str(self._options.pop("works", "")).split("+")
         self._module = importlib.import_module(f"bench.compare.peers.{self._peer}")
         self.name = self._module.label(self._options)
 
     def run(self, works: list[Work]) -> None:
-        """Whatever of `works` has no record yet."""
+        """Whatever of `works` has no record yet; with an option works=W1+W2 only of those."""
+        if self._only != [""]:
+            works = [work for work in works if work.name in self._only]
         try:
             self.install()
         except (InstallFailed, ValueError) as error:

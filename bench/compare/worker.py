@@ -22,7 +22,7 @@ from typing import Any
 
 
 def installed(package: str) -> dict[str, float]:
-    """MiB and number of the distributions that `package` needs, itself included, without extras."""
+    """MiB and number of the distributions that `package` needs and that are there, itself included, no extras."""
     from pip._vendor.packaging.requirements import Requirement
 
     seen: dict[str, int] = {}
@@ -31,7 +31,10 @@ def installed(package: str) -> dict[str, float]:
         name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
         if name in seen:
             continue
-        dist = importlib.metadata.distribution(name)
+        try:
+            dist = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a peer may be installed without what its engine does not use
         sizes = (Path(str(dist.locate_file(file))) for file in dist.files or ())
         seen[name] = sum(path.stat().st_size for path in sizes if path.is_file())
         for line in dist.requires or ():

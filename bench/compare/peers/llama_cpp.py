@@ -1,5 +1,8 @@
 """llama.cpp's server over HTTP on 127.0.0.1; it computes with the weights as the GGUF file stores them.
 
+Q4_1 is not its fastest: with AVX-512 it multiplies many rows in bfloat16 more than twice as fast. weights=
+f32, f16 or bf16 runs the file as its own llama-quantize converts it, f32 without any loss.
+
 Options: build=native (built here for this machine's instructions, the default) or wheel (xllamacpp, compiled
 for AVX2, which also stands in, and says so, where the build fails), or server=PATH of a llama-server;
 stream=true streams every answer; any other is one of llama-server's, without its dashes (flash-attn=off).
@@ -18,26 +21,37 @@ from bench.compare.client import Client, free_port
 
 PACKAGE = "xllamacpp"
 INSTALL = [["xllamacpp==2026.10.11549"]]
-OWN = ("build", "server", "stream", "version")
+OWN = ("build", "server", "stream", "version", "weights", "model")
 
 
 def label(options: dict[str, Any]) -> str:
     """The column's title."""
-    kind = "AVX2 wheel" if options.get("build") == "wheel" else "native build"
-    rest = " ".join(f"{k}={v}" for k, v in options.items() if k not in OWN[:2] and k != "version")
-    return " ".join(filter(None, (f"llama.cpp server ({kind})", rest)))
+    kind = "AVX2 wheel" if options.get("build") == "wheel" else "native"
+    rest = " ".join(f"{k}={v}" for k, v in options.items() if k not in OWN or k == "stream")
+    weights = options.get("weights", "as stored")
+    return " ".join(filter(None, (f"llama.cpp server ({weights}, {kind})", rest)))
 
 
 def prepare(options: dict[str, Any], model: Path, root: Path) -> tuple[dict[str, Any], list[str]]:
     """Options with the server's path, built first; the wheel's and a note where that is impossible."""
-    from bench.compare.llama_build import VERSION, BuildFailed, server
+    from bench.compare.install import InstallFailed
+    from bench.compare.llama_build import VERSION, BuildFailed, converted, server
 
-    if options.get("build") == "wheel" or "server" in options:
-        return options, []
-    try:
-        return {**options, "build": "native", "server": str(server(root)), "version": VERSION}, []
-    except BuildFailed as error:
-        return {**options, "build": "wheel"}, [f"no native build, so the AVX2 wheel was run: {error}"]
+    kind, notes = options.get("weights"), []
+    if options.get("build") != "wheel" and "server" not in options:
+        try:
+            options = {**options, "build": "native", "server": str(server(root)), "version": VERSION}
+        except BuildFailed as error:
+            options = {**options, "build": "wheel"}
+            notes = [f"no native build, so the AVX2 wheel was run: {error}"]
+    if kind is not None:
+        if options["build"] != "native":
+            raise InstallFailed(f"weights={kind} needs the native build's llama-quantize")
+        try:
+            options = {**options, "model": str(converted(root, model, kind))}
+        except BuildFailed as error:
+            raise InstallFailed(str(error)) from None
+    return options, notes
 
 
 class Engine:
@@ -113,7 +127,15 @@ def context(setup: dict[str, Any]) -> tuple[int, bool]:
 def command(setup: dict[str, Any], port: int) -> list[str]:
     """The command line; flash attention and the cache of prompts in memory are on by default."""
     threads = str(setup["threads"])
-    words = [setup["options"]["server"], "-m", setup["model"], "--host", "127.0.0.1", "--port", str(port)]
+    words = [
+        setup["options"]["server"],
+        "-m",
+        setup["options"].get("model", setup["model"]),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     size, unified = context(setup)
     words += ["-c", str(size), "-np", str(setup["slots"]), _UNIFIED[unified]]
     words += ["-t", threads, "-tb", threads, "--cache-reuse", str(CACHE_REUSE)]
