@@ -22,7 +22,7 @@ from typing import Any
 
 
 def installed(package: str) -> dict[str, float]:
-    """MiB and number of the distributions that `package` needs and that are there, itself included, no extras."""
+    """MiB and number of the distributions that `package` needs and that are there, without extras."""
     from pip._vendor.packaging.requirements import Requirement
 
     seen: dict[str, int] = {}
