@@ -178,7 +178,7 @@ class Turn:
             "options": self._options,
         }
         ready = process.start(setup, self.args.limit)
-        if not works[0].kv_limited:
+        if not works[0].kv_limited and not self.kept.has(self.name, self.number, "start"):
             facts = [f"{name}: {value}" for name, value in ready["ready"].items()]
             start = {"ready s": ready["seconds"], "resident MiB": ready["resident MiB"]}
             self._add("start", figures=start, facts=facts)
