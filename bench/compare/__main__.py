@@ -78,7 +78,7 @@ def arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     )
     parser.add_argument("file", type=Path, help="the workloads' JSON file")
     parser.add_argument("names", nargs="*", metavar="WORK", help="which to run (W1 to W6)")
-    parser.add_argument("--engine", action="append", help=f"repeat; default {' '.join(ENGINES)}")
+    parser.add_argument("--engine", action="append", help=f"repeat; default: {' '.join(ENGINES)}")
     parser.add_argument("--rounds", type=int, default=3, help="medians of so many (3)")
     parser.add_argument("--scale", type=float, default=1.0, help="lengths times this, to try the harness (1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
@@ -110,9 +110,17 @@ def kept_records(parser: argparse.ArgumentParser, args: argparse.Namespace) -> K
     return Kept(content, args.results)
 
 
+def chosen(args: argparse.Namespace) -> list[str]:
+    """The engines to run, in order; `default` stands for all that run without --engine."""
+    found: list[str] = []
+    for text in args.engine or ["default"]:
+        found += ENGINES if text == "default" else (text,)
+    return found
+
+
 def install(args: argparse.Namespace, kept: Kept) -> None:
     """Have everything in place."""
-    for text in args.engine or ENGINES:
+    for text in chosen(args):
         try:
             turn = Turn(text, 0, args, kept)
             turn.install()
@@ -134,7 +142,7 @@ def main() -> None:
         return
     works = [load(json.loads(args.file.read_text()), name, args.scale) for name in args.names or NAMES]
     for number in range(1, 1 + (0 if args.show else args.rounds)):
-        for text in args.engine or ENGINES:
+        for text in chosen(args):
             Turn(text, number, args, kept).run(works)
     note_agreement(kept.records)
     if not args.show:

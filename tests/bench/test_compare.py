@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from bench.compare import rounds, works
-from bench.compare.__main__ import note_agreement
+from bench.compare.__main__ import ENGINES, chosen, note_agreement
 from bench.compare.client import Client
 from bench.compare.install import InstallFailed, python_of
 from bench.compare.plot import svg
@@ -131,6 +131,19 @@ def test_greedy_agreement_is_the_length_of_the_common_beginning() -> None:
     records = [record("own", 1, "W1", tokens=[1, 2]), record("peer", 1, "W1", tokens=[1, 3])]
     note_agreement(records)
     assert records[1]["notes"] == ["its greedy tokens are the first engine's for 1 of 2"]
+
+
+def test_default_stands_for_the_default_engines() -> None:
+    assert chosen(argparse.Namespace(engine=None)) == list(ENGINES)
+    assert chosen(argparse.Namespace(engine=["default", "vllm"])) == [*ENGINES, "vllm"]
+
+
+def test_an_engine_may_run_some_workloads_only(turn: Any) -> None:
+    one = turn(1)
+    one.text = "fake:works=W1+W4"
+    one.__post_init__()
+    one.run([works.load(FILE, name) for name in ("W1", "W2", "W4")])
+    assert {"W1", "W4"} == done(one).keys() - {"start", "install", "memory"}
 
 
 def test_engine_options() -> None:
