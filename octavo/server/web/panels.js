@@ -46,7 +46,7 @@ function showWhy(state) {
   const note = $("waiting-note");
   if (note.dataset.shown === why + option) return;
   note.dataset.shown = why + option;
-  note.replaceChildren(why, ...(option ? [" ", make("span", "option", option)] : []));
+  note.replaceChildren(why, ...(option ? [": ", make("span", "option", option)] : []));
 }
 
 /** Numbers above the map, and in its legend. */

@@ -72,7 +72,7 @@ export class Timeline {
     this.line(samples, plot, (s) => s.counts.waiting / most, colours.waiting, [4, 3]);
     const rates = samples.map((s) => history.rate(s.i));
     const top = Math.max(1, ...rates);
-    this.line(samples, plot, (s, n) => rates[n] / top, colours.rate, [1, 2]);
+    this.line(samples, plot, (s, n) => rates[n] / top, colours.rate, [2, 2]);
     this.ticks(samples, plot);
     this.captions(plot, most, top);
     const x = left + ((frames[shown].t - t0) / span) * (width - left);
@@ -125,7 +125,7 @@ export class Timeline {
     const { context } = this;
     this.path(samples, plot, value);
     context.setLineDash(dash);
-    context.lineWidth = 1.6;
+    context.lineWidth = 1.8;
     context.strokeStyle = colour;
     context.stroke();
     context.setLineDash([]);
