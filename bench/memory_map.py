@@ -226,10 +226,11 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="W2")
     parser.add_argument("--limit", type=int, default=64, help="requests of the workload to run")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=4096)
+    parser.add_argument("--blocks", type=int, help="of the pool (default: 4096, or 100000 for --browser)")
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--seconds", type=float, default=10)
     args = parser.parse_args()
+    args.blocks = args.blocks or (100_000 if args.browser else 4096)
     if args.browser:
         browser(args)
     else:
