@@ -136,6 +136,11 @@ def main() -> None:
         from octavo.models import resolve_model
 
         args.model = Path(resolve_model("smollm2"))
+    for path in args.into:  # now, not after half an hour
+        try:
+            between(path.read_text(), "")
+        except (OSError, ValueError) as error:
+            parser.error(f"--into {path}: {error}")
     kept = kept_records(parser, args)
     if args.install:
         install(args, kept)
