@@ -75,7 +75,7 @@ def create_app(engine_thread: EngineThread | None, config: ServerConfig | None =
             allow_origins=context.config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(RequestLog, context=context)
     return app

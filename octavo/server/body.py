@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from octavo.errors import InvalidRequest
 from octavo.server.admission import Hold
 from octavo.server.context import ServerContext
-from octavo.server.errors import BodyMemoryFull, BodyTimeout, BodyTooLarge
+from octavo.server.errors import BodyMemoryFull, BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from octavo.server.schemas import Schema
 
 Body = TypeVar("Body", bound=Schema)
@@ -23,8 +23,14 @@ INLINE_BYTES = 64 * 1024
 async def read_request(request: Request, context: ServerContext, schema: type[Body]) -> Body:
     """Read, decode and check the body.
 
-    Raises BodyTimeout, BodyTooLarge, BodyMemoryFull, InvalidRequest, or ClientDisconnect.
+    Raises UnsupportedEncoding, BodyTimeout, BodyTooLarge, BodyMemoryFull, InvalidRequest, or
+    ClientDisconnect.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise UnsupportedEncoding(
+            f"the request body has content-encoding {encoding[:40]!r}; this server reads it only as it is"
+        )
     seconds = context.config.body_seconds
     try:
         async with asyncio.timeout(seconds):
@@ -33,7 +39,8 @@ async def read_request(request: Request, context: ServerContext, schema: type[Bo
         raise BodyTimeout(f"the request body did not arrive within {seconds:g} s") from None
     if len(body) <= INLINE_BYTES:
         return _decode(body, schema)
-    return await context.off_loop(_decode, body, schema)
+    decoded: Body = await context.off_loop_for(len(body))(_decode, body, schema)
+    return decoded
 
 
 async def _read_bytes(request: Request, context: ServerContext) -> bytearray:

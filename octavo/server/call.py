@@ -112,7 +112,9 @@ class Call(ABC):
         choices: dict[int, Choice] = {}
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
-                self._choice(choices, piece).take(piece)
+                choice = self._choice(choices, piece)
+                if not choice.ended:  # it may end itself earlier than the engine does
+                    choice.take(piece)
                 if self._all_ended(choices):
                     break
         whole = [choices[index].whole() for index in sorted(choices)]
@@ -193,7 +195,9 @@ class Call(ABC):
     async def _generated(self) -> AsyncGenerator[Piece, None]:
         with self._context.gate.places(self._num_prompts * self._params.width) as places:
             slow = slow_to_resolve(self._params)
-            off_loop = self._context.off_loop_slow if slow else self._context.off_loop
+            off_loop = (
+                self._context.off_loop_slow if slow else self._context.off_loop_for(self._caller.body_bytes)
+            )
             jobs = await off_loop(self._resolved)
             self._ids = [ids for ids, _ in jobs]
             generated = generate(self._context, jobs, self.usage, self._origin, places.give_back)

@@ -19,17 +19,18 @@ logger = logging.getLogger("octavo.server")
 
 @dataclass(frozen=True)
 class Caller:
-    """The key, None where none is asked for, and the fields of the request's log line."""
+    """The key, None where none is asked for, the fields of the request's log line, and its body's size."""
 
     key: ApiKey | None = None
     request_id: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
+    body_bytes: int = 0
 
     @classmethod
     def of(cls, request: Request) -> Caller:
         """From what the middleware found out."""
         state = request.state
-        return cls(getattr(state, "key", None), state.request_id, state.log)
+        return cls(getattr(state, "key", None), state.request_id, state.log, state.body.count)
 
     def check(self, params: SamplingParams) -> None:
         """Raise InvalidRequest when `params` ask for more than the key's max_tokens."""

@@ -28,8 +28,10 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_request(request, context, ChatRequest)
     context.check(body.model)
     # Messages, tools and schemas may be megabytes to look at.
-    call = await context.off_loop(_understand, context, body, Caller.of(request))
-    return await call.respond(request)
+    caller = Caller.of(request)
+    call = await context.off_loop_for(caller.body_bytes)(_understand, context, body, caller)
+    answer: Response = await call.respond(request)
+    return answer
 
 
 def _understand(context: ServerContext, body: ChatRequest, caller: Caller) -> ChatCall:

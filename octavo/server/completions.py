@@ -27,8 +27,10 @@ async def create_completion(request: Request) -> Response:
     body = await read_request(request, context, CompletionRequest)
     context.check(body.model)
     # A prompt may be a million token ids to look at, and a form megabytes.
-    call = await context.off_loop(_understand, context, body, Caller.of(request))
-    return await call.respond(request)
+    caller = Caller.of(request)
+    call = await context.off_loop_for(caller.body_bytes)(_understand, context, body, caller)
+    answer: Response = await call.respond(request)
+    return answer
 
 
 def _understand(context: ServerContext, body: CompletionRequest, caller: Caller) -> CompletionCall:

@@ -8,9 +8,9 @@ loading --attach()--> serving --drain()--> draining --cut()--> cut
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from octavo.server.admission import Gate, Room
 from octavo.server.config import ServerConfig
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 TEXT_THREADS = 2
 SLOW_THREADS = 2
+LARGE_BYTES = 256 * 1024
+"""The text of a larger body may take a second to look at and to tokenize."""
 STUCK_SECONDS = 300.0
 """A single step of the engine that takes longer than this counts as hung."""
 
@@ -121,6 +123,10 @@ class ServerContext:
         """The same for what may take seconds, such as compiling a form: the others do not queue behind it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._slow_threads, lambda: function(*args, **kwargs))
+
+    def off_loop_for(self, body_bytes: int) -> Callable[..., Awaitable[Any]]:
+        """The way off the loop for a request of that size: small ones do not queue behind large ones."""
+        return self.off_loop_slow if body_bytes > LARGE_BYTES else self.off_loop
 
     def close(self) -> None:
         """Stop the threads; work that has not started is dropped."""

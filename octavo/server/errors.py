@@ -64,6 +64,14 @@ class BodyTooLarge(ApiError):
     code = "body_too_large"
 
 
+class UnsupportedEncoding(ApiError):
+    """A body that is compressed: how much it would become cannot be known before it is read."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_encoding"
+
+
 class Busy(ApiError):
     """What the request needs is in use; trying later helps. retry_after: in how many seconds, likely."""
 

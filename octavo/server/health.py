@@ -1,4 +1,4 @@
-"""Health routes. They need no key and answer at once, whatever the engine does.
+"""Health routes. They need no key and answer at once, whatever the engine does; to HEAD without a body.
 
 GET /health/live    200 unless the engine is dead or hangs: then only a restart helps
 GET /health/ready   200 while requests are taken: not while loading or draining
@@ -16,7 +16,7 @@ from octavo.server.errors import EngineUnavailable, JsonResponse
 router = APIRouter()
 
 
-@router.get("/health", response_model=None)
+@router.api_route("/health", methods=["GET", "HEAD"], response_model=None)
 async def health(request: Request) -> Response:
     """200 with the engine's counts while requests are taken, else 503."""
     context: ServerContext = request.app.state.context
@@ -24,7 +24,7 @@ async def health(request: Request) -> Response:
     return JsonResponse({"status": "ok", **context.engine.stats()})
 
 
-@router.get("/health/ready", response_model=None)
+@router.api_route("/health/ready", methods=["GET", "HEAD"], response_model=None)
 async def ready(request: Request) -> Response:
     """200 while requests are taken, else 503 that says why."""
     context: ServerContext = request.app.state.context
@@ -32,7 +32,7 @@ async def ready(request: Request) -> Response:
     return JsonResponse({"status": "ok", "state": context.state})
 
 
-@router.get("/health/live", response_model=None)
+@router.api_route("/health/live", methods=["GET", "HEAD"], response_model=None)
 async def live(request: Request) -> Response:
     """200 while loading, serving and draining; 503 when the engine is dead or hangs."""
     context: ServerContext = request.app.state.context

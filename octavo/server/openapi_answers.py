@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Json = dict[str, Any]
-ERROR_STATUSES = ("400", "401", "404", "408", "413", "429", "500", "503", "504")
+ERROR_STATUSES = ("400", "401", "404", "408", "413", "415", "429", "500", "503", "504")
 
 _STRING: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}

@@ -132,6 +132,11 @@ class SampledRequest(Schema):
                 raise InvalidRequest(
                     f"stream_options.{name} must be true or false", param=f"stream_options.{name}"
                 )
+        if self.continuous_usage and not self.include_usage:
+            raise InvalidRequest(
+                "stream_options.continuous_usage_stats needs include_usage to be true",
+                param="stream_options.continuous_usage_stats",
+            )
 
     @property
     def include_usage(self) -> bool:

@@ -26,7 +26,7 @@ async def tokenize(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await read_request(request, context, TokenizeRequest)
     context.check(body.model)
-    return JsonResponse(await context.off_loop(_tokenize, context, body))
+    return JsonResponse(await context.off_loop_for(request.state.body.count)(_tokenize, context, body))
 
 
 @router.post("/detokenize", response_model=None)
@@ -35,7 +35,7 @@ async def detokenize(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await read_request(request, context, DetokenizeRequest)
     context.check(body.model)
-    return JsonResponse(await context.off_loop(_detokenize, context, body))
+    return JsonResponse(await context.off_loop_for(request.state.body.count)(_detokenize, context, body))
 
 
 def _tokenize(context: ServerContext, body: TokenizeRequest) -> dict[str, Any]:

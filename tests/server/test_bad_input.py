@@ -171,6 +171,7 @@ def test_unknown_fields(client: TestClient, url: str) -> None:
         ("stream", '"yes"'),
         ("stream", "1"),
         ("stream_options", "{}"),
+        ("stream_options", '{"include_usage": true}'),
         ("model", "5"),
         ("user", "5"),
         ("presence_penalty", "2.1"),

@@ -116,3 +116,10 @@ def test_health_needs_no_key(engine: FakeEngineThread) -> None:
     assert health(client) == (200, 200, 200)
     for path in ("/health/live/", "/health/other", "/metrics", "/openapi.json", "/tokenize", "/"):
         assert client.get(path).status_code == 401
+
+
+def test_head(client: TestClient) -> None:
+    """Probes that ask by HEAD get the status alone."""
+    for path in ("/health", "/health/ready", "/health/live"):
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")

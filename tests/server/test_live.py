@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -84,6 +85,37 @@ def test_queue_limit(serve: Serve, engine: FakeEngineThread) -> None:
     wait_for(lambda: engine.running == 0, 1.0)
     engine.stalled = False
     assert httpx.post(url, json={"prompt": "a", "n": 4}).status_code == 200
+
+
+def test_small_requests_do_not_queue_behind_large_ones(
+    serve: Serve, engine: FakeEngineThread, monkeypatch
+) -> None:
+    """While as many large texts are tokenised as there are threads, a small request is answered."""
+    engine.engine.max_model_len = 10**7
+    go_on, under_way = threading.Event(), threading.Semaphore(0)
+    encode = type(engine.engine.tokenizer).encode
+
+    def slow(text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > 1000:
+            under_way.release()
+            go_on.wait(10)
+        return encode(engine.engine.tokenizer, text[:10])
+
+    monkeypatch.setattr(engine.engine.tokenizer, "encode", slow, raising=False)
+    url = serve()
+    large = {"prompt": "a" * 300_000}
+    posts = [(url + path, large) for path in ("/v1/completions", "/tokenize") for _ in range(3)]
+    with ThreadPoolExecutor(6) as clients:
+        answers = [clients.submit(httpx.post, path, json=body, timeout=30) for path, body in posts]
+        try:
+            assert under_way.acquire(timeout=5)
+            assert under_way.acquire(timeout=5)
+            small = httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=5)
+            assert small.status_code == 200
+            assert httpx.post(url + "/tokenize", json={"prompt": "a"}, timeout=5).status_code == 200
+        finally:
+            go_on.set()
+        assert [answer.result().status_code for answer in answers] == [200] * 6
 
 
 def test_slow_tokenizer_does_not_block(serve: Serve, engine: FakeEngineThread, monkeypatch) -> None:

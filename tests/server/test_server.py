@@ -181,6 +181,17 @@ def test_body_too_large(engine: FakeEngineThread, chunked: bool) -> None:
     assert answer.json()["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200)])
+def test_compressed_bodies(client: TestClient, encoding: str, status: int) -> None:
+    """A compressed body is refused as what it is, not as bad JSON."""
+    body = json.dumps(BODIES[COMPLETIONS]).encode()
+    answer = client.post(COMPLETIONS, content=body, headers={"Content-Encoding": encoding})
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"]["code"] == "unsupported_encoding"
+        assert encoding in answer.json()["error"]["message"]
+
+
 def test_more_sequences_than_ever_fit(engine: FakeEngineThread) -> None:
     """prompts x n above the limit is a 400 with both numbers and the option, not a 429."""
     client = TestClient(create_app(engine, ServerConfig(max_open_sequences=5)))

@@ -224,6 +224,29 @@ def test_single_call(client: TestClient, engine: FakeEngineThread, monkeypatch, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_single_calls_of_several_choices(
+    client: TestClient, engine: FakeEngineThread, monkeypatch, stream: bool
+) -> None:
+    """A choice that has ended with its call takes nothing more while others go on: reason, ids and all."""
+    # The fake's second choice begins a token later in the text, so it is no call and goes on to the end.
+    say(engine, monkeypatch, CALL + " and much more text that nobody asked for")
+    body = {"messages": [USER], "tools": [WEATHER], "parallel_tool_calls": False, "n": 2}
+    body |= {"return_token_ids": True, "stream": stream}
+    answer = client.post(URL, json=body)
+    ids: dict[int, list[int]] = {0: [], 1: []}
+    reasons: dict[int, str] = {}
+    for one in events(answer) if stream else [answer.json()]:
+        for choice in one["choices"]:
+            ids[choice["index"]] += choice["token_ids"]
+            if choice["finish_reason"]:
+                assert choice["index"] not in reasons
+                reasons[choice["index"]] = choice["finish_reason"]
+    assert reasons == {0: "tool_calls", 1: "stop"}
+    until = CALL.index("}}\n") + 2  # the call is over with its braces
+    assert len(ids[0]) == -(-until // 3) < len(ids[1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_cut_off(client: TestClient, engine: FakeEngineThread, monkeypatch, stream: bool) -> None:
     """A call that max_tokens cuts is shown as far as it came, with finish reason length."""
     say(engine, monkeypatch, CALL)

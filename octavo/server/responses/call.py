@@ -34,8 +34,10 @@ async def create_response(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await read_request(request, context, ResponsesRequest)
     context.check(body.model)
-    call = await context.off_loop(_understand, context, body, Caller.of(request))
-    return await call.respond(request)
+    caller = Caller.of(request)
+    call = await context.off_loop_for(caller.body_bytes)(_understand, context, body, caller)
+    answer: Response = await call.respond(request)
+    return answer
 
 
 def _understand(context: ServerContext, body: ResponsesRequest, caller: Caller) -> ResponseCall:
