@@ -93,7 +93,7 @@ std::vector<std::string> linear_isas() {
 
 Linear::Linear(Weights kind, int64_t num_outputs, int64_t num_inputs, bool in_pairs)
     : weights(kind), outputs(num_outputs), inputs(num_inputs), paired(in_pairs) {
-  const int64_t unit = paired ? kHalf : kLanes, count = paired ? outputs / 2 : outputs;
+  const int64_t unit = paired ? kHalf : kTileOutputs, count = paired ? outputs / 2 : outputs;
   tiles = (count + unit - 1) / unit;
   const size_t bytes = size_t(tiles * tile_bytes() + kTailBytes + 4095) / 4096 * 4096;
   data_.reset(static_cast<char*>(std::aligned_alloc(4096, bytes)));
@@ -103,7 +103,7 @@ Linear::Linear(Weights kind, int64_t num_outputs, int64_t num_inputs, bool in_pa
 
 void Linear::place(int64_t output, int64_t* tile, int* lane) const {
   if (!paired) {
-    *tile = output / kLanes, *lane = int(output % kLanes);
+    *tile = output / kTileOutputs, *lane = int(output % kTileOutputs);
   } else {
     const bool second = output >= outputs / 2;
     if (second) output -= outputs / 2;
@@ -131,18 +131,18 @@ void Linear::fill(int64_t first, int64_t count, const char* rows) {
         std::memcpy(out + (q * 2 + lane / kHalf) * 64 + lane % kHalf * 4, row + head + q * 4, 4);
       char* scales = out + quads * 128;
       std::memcpy(scales + lane * 2, row, 2);
-      if (head == 4) std::memcpy(scales + kLanes * 2 + lane * 2, row + 2, 2);
+      if (head == 4) std::memcpy(scales + kTileOutputs * 2 + lane * 2, row + 2, 2);
     }
   }
 }
 
 void Linear::set_bias(const float* values) {
-  bias.assign(size_t(tiles * kLanes), 0.0f);
+  bias.assign(size_t(tiles * kTileOutputs), 0.0f);
   for (int64_t i = 0; i < outputs; ++i) {
     int64_t tile;
     int lane;
     place(i, &tile, &lane);
-    bias[size_t(tile * kLanes + lane)] = values[i];
+    bias[size_t(tile * kTileOutputs + lane)] = values[i];
   }
 }
 
@@ -160,7 +160,7 @@ void Linear::read_rows(const int64_t* ids, int64_t count, float* out) const {
       const char* bytes = in + lane / kHalf * 64 + lane % kHalf * 4;
       const char* scales = in + (weights == Weights::q8_0 ? 1024 : 512);
       const float scale = half_to_float(scales + lane * 2);
-      const float offset = weights == Weights::q4_1 ? half_to_float(scales + kLanes * 2 + lane * 2) : 0.0f;
+      const float offset = weights == Weights::q4_1 ? half_to_float(scales + kTileOutputs * 2 + lane * 2) : 0.0f;
       for (int k = 0; k < kGroup; ++k) {
         float& x = out[g * kGroup + k];
         if (weights == Weights::q8_0) {

@@ -1,6 +1,6 @@
 // Products of activations with packed weights, and chains of them.
 //
-//   Linear    one matrix [outputs, inputs], packed once:   tile [inputs][kLanes outputs] after tile
+//   Linear    one matrix [outputs, inputs], packed once:   tile [inputs][kTileOutputs outputs] after tile
 //   panel     a few rows of activations, interleaved, in float32 or in eight bits with scales
 //   Stage     (norm) -> product -> store | add | silu(gate) * up
 //   run       stages one after the other, in one parallel region

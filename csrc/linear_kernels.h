@@ -148,7 +148,7 @@ struct Q4Block {
     for (int c = 0; c < C; ++c) {
       const F scale = V::load(scales + c * V::width);
       if constexpr (Offset) {
-        const F offset = V::load(scales + kLanes + c * V::width);
+        const F offset = V::load(scales + kTileOutputs + c * V::width);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const F product = V::mul(scale, V::spread(tail + r * 4));
@@ -235,7 +235,7 @@ using Q4Offset = Q4Block<V, R, C, true>;
 template <class V, template <class, int, int> class Block, int R, int C>
 void tile_times_panel(const char* tile, int64_t groups, const char* panel, int64_t panel_step, float* out) {
   using F = typename V::F;
-  constexpr int vectors = kLanes / V::width;
+  constexpr int vectors = kTileOutputs / V::width;
   for (int vector = 0; vector < vectors; vector += C) {
     F sum[R][C];
 #pragma GCC unroll 16
@@ -255,7 +255,7 @@ void tile_times_panel(const char* tile, int64_t groups, const char* panel, int64
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) V::store(out + r * kLanes + (vector + c) * V::width, sum[r][c]);
+      for (int c = 0; c < C; ++c) V::store(out + r * kTileOutputs + (vector + c) * V::width, sum[r][c]);
   }
 }
 
@@ -272,16 +272,16 @@ typename V::F silu_times(typename V::F gate, typename V::F up) {
 template <class V>
 void finish_tile(const ProductCall& call, float* sums, int64_t tile, int64_t row, int rows) {
   constexpr int W = V::width;
-  const int lanes = call.epilogue == Epilogue::swiglu ? kHalf : kLanes;
+  const int lanes = call.epilogue == Epilogue::swiglu ? kHalf : kTileOutputs;
   const int64_t column = tile * lanes;
   const int64_t left = call.outputs - column;
   const int count = left < lanes ? int(left) : lanes;
   for (int r = 0; r < rows; ++r) {
-    float* sum = sums + r * kLanes;
+    float* sum = sums + r * kTileOutputs;
     float* out = call.out + (row + r) * call.stride + column;
     if (call.bias)
-      for (int i = 0; i < kLanes; i += W)
-        V::store(sum + i, V::add(V::load(sum + i), V::load(call.bias + tile * kLanes + i)));
+      for (int i = 0; i < kTileOutputs; i += W)
+        V::store(sum + i, V::add(V::load(sum + i), V::load(call.bias + tile * kTileOutputs + i)));
     if (call.epilogue == Epilogue::swiglu)
       for (int i = 0; i < kHalf; i += W)
         V::store(sum + i, silu_times<V>(V::load(sum + i), V::load(sum + kHalf + i)));
@@ -299,7 +299,7 @@ void finish_tile(const ProductCall& call, float* sums, int64_t tile, int64_t row
 // Vectors of outputs that a call with R rows handles, so that sums and operands fit the registers.
 template <class V, int R>
 constexpr int columns_for(int accumulators) {
-  int c = kLanes / V::width;
+  int c = kTileOutputs / V::width;
   while (c > 1 && R * c * accumulators > V::registers * 3 / 4) c /= 2;
   return c;
 }
@@ -320,7 +320,7 @@ void product(const ProductCall& call, int64_t tile_begin, int64_t tile_end) {
   constexpr bool floats = Block<V, 1, 1>::bytes == 128;
   const int64_t groups = floats ? call.inputs : call.inputs / kGroup;
   const int64_t row_bytes = floats ? 4 : panel_bytes(1);
-  alignas(64) float sums[kMaxPanel * kLanes];
+  alignas(64) float sums[kMaxPanel * kTileOutputs];
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const char* weights = call.tiles + tile * groups * Block<V, 1, 1>::bytes;
     for (int64_t row = 0; row < call.rows; row += Most) {

@@ -3,8 +3,15 @@
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
+#include "layers.h"
 #include "linear.h"
+
+NB_MAKE_OPAQUE(octavo::Chain)  // a class of its own in Python, not a list
 
 namespace nb = nanobind;
 
@@ -32,6 +39,41 @@ void run_chain(LinearEngine& engine, const Chain& chain, uintptr_t slot0, int64_
   engine.run(chain, slots, rows, threads);
 }
 
+// norms: addresses of each layer's two, or none at all. sizes: query heads, KV heads, dim, hidden size.
+Layers make_layers(LinearEngine& linear, const Ops& ops, nb::list chains,
+                    const std::vector<std::tuple<uintptr_t, uintptr_t>>& norms,
+                    std::tuple<int, int, int, int64_t> sizes, float scale, float eps) {
+  Layers model{};
+  model.linear = &linear, model.ops = &ops;
+  for (size_t i = 0; i < nb::len(chains); ++i) {
+    Layers::Layer layer{nb::cast<const Chain*>(chains[i]), nullptr, nullptr};
+    if (!norms.empty())
+      layer.query_norm = at<float>(std::get<0>(norms.at(i))), layer.key_norm = at<float>(std::get<1>(norms.at(i)));
+    model.layers.push_back(layer);
+  }
+  std::tie(model.query_heads, model.kv_heads, model.dim, model.hidden_size) = sizes;
+  model.scale = scale, model.eps = eps;
+  return model;
+}
+
+using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
+
+// tensors: hidden, qkv, attended. inputs: cos, sin, slots. caches and plans are as many as the layers.
+int64_t run_all_layers(const Layers& model, Engine& attention, const std::vector<const CacheView*>& caches,
+                       const std::vector<StepPlan*>& plans, Addresses tensors, Addresses inputs, int64_t tokens,
+                       int threads) {
+  if (caches.size() != model.layers.size() || plans.size() != model.layers.size())
+    throw std::invalid_argument("caches and plans must be as many as the layers");
+  LayersCall call{};
+  const auto [hidden, qkv, attended] = tensors;
+  const auto [cos, sin, slots] = inputs;
+  call.hidden = at<float>(hidden), call.qkv = at<float>(qkv), call.attended = at<float>(attended);
+  call.cos = at<float>(cos), call.sin = at<float>(sin), call.slots = at<int64_t>(slots);
+  call.tokens = tokens, call.threads = threads;
+  nb::gil_scoped_release release;
+  return run_layers(model, attention, caches, plans, call);
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& module) {
@@ -56,6 +98,13 @@ void bind_linear(nb::module_& module) {
       .def(nb::init<const std::string&>())
       .def_prop_ro("isa", [](const LinearEngine& engine) { return std::string(engine.kernels().name); })
       .def("run", &run_chain);
+  nb::class_<Layers>(module, "Layers")
+      .def("__init__", [](Layers* self, LinearEngine& linear, const Ops& ops, nb::list chains,
+                          const std::vector<std::tuple<uintptr_t, uintptr_t>>& norms,
+                          std::tuple<int, int, int, int64_t> sizes, float scale, float eps) {
+        new (self) Layers(make_layers(linear, ops, chains, norms, sizes, scale, eps));
+      }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("run", &run_all_layers);
 }
 
 }  // namespace octavo

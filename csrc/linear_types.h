@@ -5,10 +5,10 @@
 
 namespace octavo {
 
-constexpr int kGroup = 32;     // inputs that share a scale
-constexpr int kLanes = 32;     // outputs of a tile
-constexpr int kHalf = 16;      // outputs whose weights lie side by side; gate | up are the halves of a tile
-constexpr int kMaxPanel = 12;  // rows of a panel, at most
+constexpr int kGroup = 32;        // inputs that share a scale
+constexpr int kTileOutputs = 32;  // outputs of a tile
+constexpr int kHalf = 16;         // outputs whose weights lie side by side; gate | up are the halves of a tile
+constexpr int kMaxPanel = 12;     // rows of a panel, at most
 
 enum class Weights : int { f32 = 0, q8_0 = 1, q4_0 = 2, q4_1 = 3 };
 enum class Epilogue : int { store = 0, add = 1, swiglu = 2 };

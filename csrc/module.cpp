@@ -129,6 +129,9 @@ NB_MODULE(_cpu, module) {
       [](CacheView* self, std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> addresses, int dtype,
          std::tuple<int64_t, int, int, int> shape, FourStrides keys, FourStrides values, FourStrides scales) {
         new (self) CacheView(make_cache(addresses, dtype, shape, keys, values, scales));
+      })
+      .def_prop_ro("shape", [](const CacheView& view) {
+        return std::make_tuple(view.num_blocks, view.block_size, view.heads, view.dim);
       });
   nb::class_<StepPlan>(module, "Plan")
       .def(nb::new_(&make_plan))

@@ -18,6 +18,8 @@ class Cache:
         values: Sequence[int],
         scales: Sequence[int],
     ) -> None: ...
+    @property
+    def shape(self) -> tuple[int, int, int, int]: ...
 
 class Plan:
     def __init__(
@@ -165,4 +167,26 @@ class Ops:  # csrc/ops_module.cpp; octavo/ops checks what it is given
         draw: tuple[int, float, int, float, float, int, int, int],
         ids: int,
         weights: int,
+    ) -> int: ...
+
+class Layers:  # csrc/layers.h; octavo/models/layers.py checks what it is given
+    def __init__(
+        self,
+        linear: LinearEngine,
+        ops: Ops,
+        chains: list[Chain],
+        norms: list[tuple[int, int]],
+        sizes: tuple[int, int, int, int],
+        scale: float,
+        eps: float,
+    ) -> None: ...
+    def run(
+        self,
+        attention: Engine,
+        caches: list[Cache],
+        plans: list[Plan],
+        tensors: tuple[int, int, int],
+        inputs: tuple[int, int, int],
+        tokens: int,
+        threads: int,
     ) -> int: ...

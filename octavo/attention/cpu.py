@@ -2,7 +2,7 @@
 
     LayerCache.derived["cpu"]      -> _cpu.Cache    addresses and strides, read from torch once per layer
     AttentionBatch.derived[...]    -> _cpu.Plan     validated lengths and the tasks of a step, once per step
-    _cpu.Engine                       runs them on torch's threads, without the interpreter's lock
+    _cpu.Engine                       runs them on the kernels' threads, without the interpreter's lock
 
 Owns what the kernels must be able to trust: every shape, dtype and stride is checked here. Importing this
 module raises ImportError where the extension is not built; `make_backend("auto")` then takes the reference.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch  # before _cpu: the kernels then share the OpenMP runtime that torch has loaded
+import torch
 from torch import Tensor
 
 from octavo.attention import _cpu
@@ -47,14 +47,14 @@ class CpuBackend:
     def __init__(self, *, isa: str | None = None, checked: bool = True, share: bool = True) -> None:
         if isa is not None and isa not in ISAS:
             raise BackendUnavailable(f"cpu ({isa})", f"this machine has {', '.join(ISAS)}")
-        self._engine = _cpu.Engine(isa or ISAS[0])
+        self.engine = _cpu.Engine(isa or ISAS[0])
         self._checked = checked
         self._share = share
 
     @property
     def isa(self) -> str:
         """The instruction set in use."""
-        return self._engine.isa
+        return self.engine.isa
 
     def allocate(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -140,7 +140,7 @@ class CpuBackend:
             )
         if query.stride(2) != 1:
             query = query.contiguous()
-        plan = self._plan(query, cache, batch, window)
+        plan = self._plan(shape, cache, batch, window)
         out = torch.empty(shape, dtype=query.dtype)
         lse = torch.empty(shape[:2]) if return_lse else None
         if sinks is not None:
@@ -148,7 +148,7 @@ class CpuBackend:
         if alibi is not None:
             alibi = _per_head("alibi", alibi, shape[1])
         token_stride, head_stride, _ = query.stride()
-        self._engine.attend(
+        self.engine.attend(
             plan,
             view,
             query.data_ptr(),
@@ -170,7 +170,7 @@ class CpuBackend:
         Raises BatchError, before anything is copied, on a block or a length outside the cache.
         """
         check_copies(cache, copies)
-        self._engine.copy_blocks(
+        self.engine.copy_blocks(
             cache.derived.get("cpu") or _view(cache), [(src, dst, count) for src, dst, count in copies]
         )
 
@@ -205,7 +205,7 @@ class CpuBackend:
                 f"block {int(blocks[place])} is outside the cache's 0..{cache.num_blocks - 1}", position=place
             )
         blocks = blocks.contiguous()
-        self._engine.move_blocks(
+        self.engine.move_blocks(
             cache.derived.get("cpu") or _view(cache),
             blocks.data_ptr(),
             len(blocks),
@@ -235,7 +235,7 @@ class CpuBackend:
         if value.stride(2) != 1:
             value = value.contiguous()
         slots = slots.contiguous()
-        bad = self._engine.write(
+        bad = self.engine.write(
             view,
             dtype,
             key.data_ptr(),
@@ -254,14 +254,46 @@ class CpuBackend:
                 position=bad,
             )
 
+    def layers(
+        self,
+        tokens: int,
+        num_heads: int,
+        caches: Sequence[LayerCache],
+        windows: Sequence[int | None],
+        batch: AttentionBatch,
+    ) -> tuple[list[_cpu.Cache], list[_cpu.Plan]]:
+        """Caches and plans of all layers of a step of `tokens` float32 queries, for _cpu.Layers.
+
+        Checked as paged_attention and write_kv check them, but for what lies in slots. The batch must live
+        until the call has been made.
+        """
+        slots = batch.slots
+        if slots.dtype != torch.int64 or slots.shape != (tokens,) or not slots.is_contiguous():
+            raise BatchError(
+                f"slots is {slots.dtype} of shape {tuple(slots.shape)} and strides {slots.stride()}; it must "
+                f"be int64 of shape ({tokens},), dense"
+            )
+        views = [cache.derived.get("cpu") or _view(cache) for cache in caches]
+        made: dict[tuple[Any, ...], _cpu.Plan] = {}
+        plans = []
+        for cache, view, window in zip(caches, views, windows, strict=True):
+            kind = view.shape, window
+            plan = made.get(kind)
+            if plan is None:
+                plan = made[kind] = self._plan((tokens, num_heads, view.shape[3]), cache, batch, window)
+            plans.append(plan)
+        return views, plans
+
     def last_plan(self, batch: AttentionBatch) -> _cpu.Plan:
         """The plan that this backend made last for a batch; its counts are for tests and reports."""
         plans: list[_cpu.Plan] = [kept[0] for key, kept in batch.derived.items() if key[0] == self._share]
         return plans[-1]
 
-    def _plan(self, query: Tensor, cache: LayerCache, batch: AttentionBatch, window: int | None) -> _cpu.Plan:
+    def _plan(
+        self, query: Sequence[int], cache: LayerCache, batch: AttentionBatch, window: int | None
+    ) -> _cpu.Plan:
         """The tasks of this batch for layers of this shape: made once, then kept with the batch."""
-        tokens, num_heads, head_dim = query.shape
+        tokens, num_heads, head_dim = query
         num_blocks, block_size, num_kv_heads, _ = cache.key.shape
         threads = torch.get_num_threads()
         kind = (tokens, num_heads, head_dim, num_blocks, block_size, num_kv_heads, window, threads)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import Decoder, HeadNorms
+from octavo.models.decoder import Decoder
 from octavo.models.errors import UnsupportedModel
-from octavo.models.projections import LayerWeights, TorchProjections
+from octavo.models.projections import HeadNorms, LayerWeights, TorchProjections
 from octavo.models.weights import (
     EMBEDDING,
     FINAL_NORM,

@@ -4,7 +4,7 @@
       per layer:  norm -> qkv [T, (Hq + 2 Hkv) D] -> (q/k norm) -> rotary and write_kv
                   -> paged_attention [T, Hq, D] -> output projection -> + residual
                   norm -> gate|up [T, 2 I] -> silu(gate) * up -> down -> + residual
-                  (from one attention to the next is one call, or few)
+                  (from one attention to the next is one call, or few; or all layers are one: layers.py)
     hidden [T, E]   --rows to sample-->   final norm -> head -> logits [S, V] float32
 
 Owns the order of things; what has weights is in projections.py. The final norm belongs to `logits`, so that
@@ -14,7 +14,6 @@ rows which are not sampled skip it. Which tokens run, and where their K and V li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -23,17 +22,9 @@ from torch import Tensor
 from octavo.attention.interface import AttentionBackend, AttentionBatch, LayerCache
 from octavo.models.config import ModelConfig
 from octavo.models.errors import ModelError
-from octavo.models.projections import Projections
+from octavo.models.projections import HeadNorms, Projections
 from octavo.models.rope import RotaryTable
 from octavo.ops import rms_norm
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Norms `[D]` of query and key heads, in models that have them."""
-
-    query: Tensor
-    key: Tensor
 
 
 class Decoder:
@@ -53,6 +44,7 @@ class Decoder:
         self._head_norms = tuple(head_norms)
         self._rotary = RotaryTable(config)
         self._scale = config.head_dim**-0.5
+        self._layers = projections.all_layers(config, self._head_norms)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,6 +84,9 @@ class Decoder:
         hidden = projections.embed(token_ids)  # [T, E], ours to update in place
         cos, sin = self._rotary(positions, self.dtype)
         qkv = projections.first(hidden)
+        if self._layers is not None and self._layers.fits(backend):
+            self._layers.run(hidden, qkv, cos, sin, caches, batch, backend)
+            return hidden
         query, key, value = self._heads(qkv)
         for layer, (cache, window) in enumerate(zip(caches, self.config.layer_windows, strict=True)):
             norms = self._head_norms[layer]

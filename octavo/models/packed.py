@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.models.config import ModelConfig
+from octavo.models.layers import AllLayers
+from octavo.models.projections import HeadNorms
 from octavo.ops.linear import SCRATCH, Chain, LinearEngine, PackedLinear, Step
 
 
@@ -53,6 +56,7 @@ class PackedProjections:
         """Take embedding `[V, E]` and head `[V, E]`, which may be the embedding."""
         self._embedding, self._head = embedding, head
         self.kernels = f"cpu ({engine.isa})"
+        self._engine, self._eps = engine, eps
         self._qkv_width = layers[0].qkv.outputs
         self.weights_bytes = embedding.num_bytes + 4 * final_norm.numel()
         self.weights_bytes += sum(layer.num_bytes for layer in layers)
@@ -89,6 +93,10 @@ class PackedProjections:
         """See Projections."""
         self._chains[layer].run(attention, hidden, qkv)
         return qkv
+
+    def all_layers(self, config: ModelConfig, head_norms: Sequence[HeadNorms | None]) -> AllLayers:
+        """See Projections."""
+        return AllLayers(config, head_norms, self._engine, self._chains, self._eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Projections."""

@@ -19,7 +19,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.attention import AttentionBackend, AttentionBatch, LayerCache
+from octavo.models.config import ModelConfig
 from octavo.ops import add_rms_norm, rms_norm, swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms `[D]` of query and key heads, in models that have them."""
+
+    query: Tensor
+    key: Tensor
+
+
+class Layers(Protocol):
+    """All layers of a step in one call; see layers.py."""
+
+    def fits(self, backend: AttentionBackend) -> bool:
+        """Whether run() can be called with this backend."""
+
+    def run(
+        self,
+        hidden: Tensor,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        backend: AttentionBackend,
+    ) -> None:
+        """Take hidden `[T, E]` through all layers, in place; qkv is what first() returned."""
 
 
 class Projections(Protocol):
@@ -49,6 +78,9 @@ class Projections(Protocol):
         qkv: what the last call returned, whose memory may be used again. After the last layer it is
         returned as it is.
         """
+
+    def all_layers(self, config: ModelConfig, head_norms: Sequence[HeadNorms | None]) -> Layers | None:
+        """All layers as one call that equals the decoder's loop, or None."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head of rows `[S, E]`: float32 `[S, V]`."""
@@ -127,6 +159,9 @@ class TorchProjections:
         following = self._layers[layer + 1]
         normed = add_rms_norm(hidden, delta, following.attention_norm, self._eps)
         return F.linear(normed, following.qkv, following.qkv_bias)
+
+    def all_layers(self, config: ModelConfig, head_norms: Sequence[HeadNorms | None]) -> None:
+        """See Projections: torch has no such call."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Projections."""

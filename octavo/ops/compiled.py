@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-import torch  # before _cpu: the kernels then share the OpenMP runtime that torch has loaded
+import torch
 
 from octavo.ops.errors import IsaUnavailable
 

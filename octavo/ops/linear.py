@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch  # before _cpu: the kernels then share the OpenMP runtime that torch has loaded
+import torch
 from torch import Tensor
 
 from octavo.attention import _cpu  # the extension holds all kernels, on one pool of threads
@@ -129,7 +129,7 @@ class Chain:
     def __init__(self, engine: LinearEngine, steps: Sequence[Step]) -> None:
         """Raises ShapeError when a step does not fit the one before it, or itself."""
         self._engine = engine.native
-        self._native = _cpu.Chain()
+        self.native = _cpu.Chain()
         self._widths: list[int | None] = [None] * SLOTS  # columns of each tensor
         self._keep = [step.linear for step in steps]
         scratch: int | None = None
@@ -156,7 +156,7 @@ class Chain:
             norm = None if step.norm is None else step.norm.to(torch.float32).contiguous()
             if norm is not None and norm.shape != (linear.inputs,):
                 raise ShapeError(f"a norm of shape {tuple(norm.shape)} for {linear.inputs} inputs")
-            self._native.add(
+            self.native.add(
                 linear._native,
                 0 if norm is None else norm.data_ptr(),
                 step.eps,
@@ -197,7 +197,7 @@ class Chain:
             places[slot * 2] = tensor.data_ptr()
             places[slot * 2 + 1] = tensor.stride(0)
         a, a_stride, b, b_stride, c, c_stride = places
-        self._engine.run(self._native, a, a_stride, b, b_stride, c, c_stride, rows, torch.get_num_threads())
+        self._engine.run(self.native, a, a_stride, b, b_stride, c, c_stride, rows, torch.get_num_threads())
 
 
 def linear(engine: LinearEngine, x: Tensor, weights: PackedLinear) -> Tensor:

@@ -159,7 +159,7 @@ else:
 
 
 def test_one_openmp_runtime_is_mapped() -> None:
-    """The extension runs on the libgomp that torch has loaded, so the two never fight over cores."""
+    """The kernels have threads of their own and bring no second OpenMP runtime beside torch's."""
     attend(make_case([(1, 3000)] * 4, block_size=16, group=3, head_dim=64))
     with open("/proc/self/maps") as maps:
         found = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}

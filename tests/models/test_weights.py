@@ -98,6 +98,32 @@ def test_what_cannot_be_had_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert distance(found, expected_logits(tiny_model(), prompt(20))) < 1e-5
 
 
+@pytest.mark.parametrize(("family", "options"), FAMILIES, ids=str)
+@pytest.mark.parametrize("weights", ["float32", "int4"])
+def test_one_call_for_all_layers_equals_the_loop(
+    family: str, options: dict[str, Any], weights: str, tmp_path: Path
+) -> None:
+    """A backend that is not the compiled one itself gets the decoder's loop, and the bits of the one call."""
+    pytest.importorskip("octavo.attention.cpu")
+    from octavo.attention.cpu import CpuBackend
+
+    class Counting(CpuBackend):
+        attended = 0
+
+        def paged_attention(self, *args: Any, **kwargs: Any) -> Any:
+            Counting.attended += 1
+            return super().paged_attention(*args, **kwargs)
+
+    decoder = decoder_from(save(tiny_model(family, **options), tmp_path), weights=weights)
+    prompts = [prompt(length, seed=length) for length in (1, 9, 70)]
+    for chunk in (1, 10_000):
+        Counting.attended = 0
+        loop = paged_logits(decoder, prompts, chunk, backend=Counting())
+        assert Counting.attended == decoder.config.num_layers * (1 if chunk > 70 else 70)
+        whole = paged_logits(decoder, prompts, chunk, backend=CpuBackend())
+        assert all(torch.equal(a, b) for a, b in zip(loop, whole, strict=True))
+
+
 @pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_token_has_the_same_bits_in_any_company(weights: str, threads: int, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import threading
 from collections.abc import Iterator
@@ -238,3 +239,24 @@ def test_two_threads_may_share_an_engine() -> None:
     for worker in workers:
         worker.join()
     assert not wrong
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """A child forked after the parent has used its threads computes the same, and does not wait for ever."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine = LinearEngine()
+        weights = PackedLinear(random_weights("q4_1", 1000, 576, 5))
+        x = torch.from_numpy(random_rows(3, 576, 1))
+        want = linear(engine, x, weights)
+
+        def work() -> None:
+            raise SystemExit(0 if torch.equal(linear(engine, x, weights), want) else 1)
+
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        torch.set_num_threads(before)
