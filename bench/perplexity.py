@@ -1,14 +1,18 @@
 """Perplexity of each format of weights on real text, and how often its likeliest token is float32's.
 
     python -m bench.perplexity TEXT... [--tokens 50000] [--weights float32 auto int8 int4] [--model smollm2]
+                               [--as-floats]
 
 TEXT: files, or directories whose .txt and .jsonl files are taken in order; of a .jsonl line every string in
 it. The text is cut into windows of --window tokens, each scored from its second token on with a fresh cache.
+--as-floats takes the numbers of a GGUF file as a checkpoint of floats would hold them, so that int8 and int4
+round every matrix; without it matrices of four bits stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -22,6 +26,31 @@ import torch
 
 from octavo.attention import AttentionBatch, LayerCache, make_backend
 from octavo.models import LoadedModel, load_model
+from octavo.models.build import build_decoder
+from octavo.models.gguf_file import GgufFile
+from octavo.models.gguf_loader import GgufWeights
+from octavo.ops.packing import StoredMatrix
+
+
+class Floats(GgufWeights):
+    """A GGUF file's weights as a checkpoint of floats would hold them."""
+
+    def type_name(self, name: str) -> str:
+        """Always float32."""
+        return "F32"
+
+    def stored(self, name: str) -> StoredMatrix:
+        """Dequantised."""
+        return StoredMatrix("float32", self.read(name).numpy())
+
+
+def load(name: str, weights: str, as_floats: bool) -> LoadedModel:
+    """The model with weights of a format."""
+    model = load_model(name, weights=weights)
+    if not as_floats:
+        return model
+    source = Floats(GgufFile(model.path), model.config)
+    return dataclasses.replace(model, decoder=build_decoder(model.config, source, torch.float32, weights))
 
 
 def strings_of(value: Any) -> Iterator[str]:
@@ -91,10 +120,11 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--weights", nargs="+", default=["float32", "auto", "int8", "int4"])
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--as-floats", action="store_true")
     args = parser.parse_args()
     base: tuple[float, torch.Tensor] | None = None
     for weights in args.weights:
-        model = load_model(args.model, weights=weights)
+        model = load(args.model, weights, args.as_floats)
         ids = token_ids(model, args.text, args.tokens)
         loss, best = score(model, ids, args.window)
         perplexity = math.exp(loss / len(best))
