@@ -19,6 +19,7 @@ constexpr int64_t kBlockRows = 48;           // of a block that one thread takes
 constexpr int64_t kAlone = 200'000;          // products of a chain that are not worth a second thread
 constexpr int64_t kPrepareAlone = 8 * 1024;  // activations that every thread prepares for itself
 constexpr int64_t kTailBytes = 8192;         // kernels fetch ahead
+constexpr int64_t kAheadBytes = 4096;        // as far as they do
 
 bool runs_here(const LinearKernels* kernels) {
   if (!kernels) return false;
@@ -73,6 +74,15 @@ void wait_for(const std::atomic<int64_t>& done, int64_t count) {
 #endif
     }
   }
+}
+
+// The first tile of a thread's share. A thread reads its share in one stretch; who is done takes from the others'.
+int64_t share_begin(const Linear& linear, int thread, int threads) { return linear.tiles * thread / threads; }
+
+// Begins to fetch what a thread will read first.
+void fetch_share(const Linear& linear, int thread, int threads) {
+  const char* weights = linear.data() + share_begin(linear, thread, threads) * linear.tile_bytes();
+  for (int64_t i = 0; i < kAheadBytes; i += 64) __builtin_prefetch(weights + i);
 }
 
 bool quantised(const Linear& linear) { return linear.weights != Weights::f32; }
@@ -283,13 +293,16 @@ void LinearEngine::run_blocks(const Work& work, int threads) {
 }
 
 void LinearEngine::run_stages(const Work& work, int threads) {
-  const size_t stages = work.chain.size();
-  if (num_counters_ < stages * 2) {
-    counters_.reset(new Counter[stages * 2]);
-    num_counters_ = stages * 2;
+  // Of a stage: rows prepared, tiles multiplied, and tiles taken of each thread's share.
+  const size_t stages = work.chain.size(), each = 2 + size_t(threads);
+  if (num_counters_ < stages * each) {
+    counters_.reset(new Counter[stages * each]);
+    num_counters_ = stages * each;
   }
-  for (size_t i = 0; i < stages * 2; ++i) {
-    counters_[i].next.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < stages * each; ++i) {
+    const size_t part = i % each;
+    const Linear& linear = *work.chain[i / each].linear;
+    counters_[i].next.store(part < 2 ? 0 : share_begin(linear, int(part) - 2, threads), std::memory_order_relaxed);
     counters_[i].done.store(0, std::memory_order_relaxed);
   }
   const int64_t panel_size = work.panel_size(work.rows);
@@ -298,11 +311,13 @@ void LinearEngine::run_stages(const Work& work, int threads) {
   auto body = [&](int thread) {
     char* own = panels_[size_t(thread)].data.get();
     float* normed = reinterpret_cast<float*>(own + panel_size);
+    fetch_share(*work.chain[0].linear, thread, threads);
     for (size_t s = 0; s < stages; ++s) {
       const Stage& stage = work.chain[s];
       const Linear& linear = *stage.linear;
-      Counter& prepared = counters_[s * 2];
-      Counter& multiplied = counters_[s * 2 + 1];
+      Counter& prepared = counters_[s * each];
+      Counter& multiplied = counters_[s * each + 1];
+      Counter* shares = &counters_[s * each + 2];
       const bool alone = work.rows * linear.inputs <= kPrepareAlone;
       char* panels = alone ? own : panels_[0].data.get();
       if (!alone) {
@@ -316,14 +331,20 @@ void LinearEngine::run_stages(const Work& work, int threads) {
       }
       const int64_t step = std::max<int64_t>(1, linear.tiles / (threads * 8));
       bool ready = !alone;
-      for (int64_t tile; (tile = multiplied.next.fetch_add(step, std::memory_order_relaxed)) < linear.tiles;) {
-        // Only now: while a thread holds tiles, no later stage can change what it reads.
-        if (!ready) prepare(work, stage, 0, work.rows, 0, panels, scratch, normed), ready = true;
-        const int64_t end = std::min(linear.tiles, tile + step);
-        multiply(work, stage, 0, work.rows, panels, scratch, tile, end);
-        multiplied.done.fetch_add(end - tile, std::memory_order_release);
+      for (int i = 0; i < threads; ++i) {
+        const int owner = (thread + i) % threads;
+        const int64_t last = share_begin(linear, owner + 1, threads);
+        for (int64_t tile; (tile = shares[owner].next.fetch_add(step, std::memory_order_relaxed)) < last;) {
+          // Only now: while a thread holds tiles, no later stage can change what it reads.
+          if (!ready) prepare(work, stage, 0, work.rows, 0, panels, scratch, normed), ready = true;
+          const int64_t end = std::min(last, tile + step);
+          multiply(work, stage, 0, work.rows, panels, scratch, tile, end);
+          multiplied.done.fetch_add(end - tile, std::memory_order_release);
+        }
       }
-      if (s + 1 < stages) wait_for(multiplied.done, linear.tiles);
+      if (s + 1 == stages) break;
+      fetch_share(*work.chain[s + 1].linear, thread, threads);
+      wait_for(multiplied.done, linear.tiles);
     }
   };
   on_threads(threads, body);
