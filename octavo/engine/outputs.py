@@ -41,7 +41,7 @@ class SequenceDelta:
 
 @dataclass(slots=True)
 class RequestDelta:
-    """What one request gained in a step. With `error` set it is the last one.
+    """What one request gained in a step, or in several. With `error` set it is the last one.
 
     prompt_logprobs: one per prompt token, None for the first; all of them, in the delta that comes when
     the prompt is computed, where the request asked for them. num_guessed, num_accepted: tokens guessed by
@@ -57,6 +57,20 @@ class RequestDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_guessed: int = 0
     num_accepted: int = 0
+
+    def add(self, delta: RequestDelta) -> None:
+        """Take in what the same request gained next; neither has an error."""
+        known = {sequence.index: sequence for sequence in self.deltas}
+        for sequence in delta.deltas:
+            if sequence.index in known:
+                known[sequence.index].add(sequence)
+            else:
+                self.deltas.append(sequence)
+        self.finished = delta.finished
+        self.num_cached_tokens = delta.num_cached_tokens
+        self.num_guessed, self.num_accepted = delta.num_guessed, delta.num_accepted
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
 
 @dataclass(slots=True)

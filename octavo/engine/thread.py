@@ -1,6 +1,6 @@
 """The engine on a thread of its own, for a server: requests stream out on asyncio loops.
 
-    event loop --inbox--> engine thread: add, abort, step --call_soon_threadsafe--> one queue a request
+    event loop --inbox--> engine thread: add, abort, step --one call a loop and step--> one queue a request
          +-> threads that compile forms, before anything is queued
 
 Every other engine call happens on that thread. If it ends with an error, open streams get the error at once.
@@ -48,6 +48,23 @@ class _Stream:
         """From the engine thread. A loop that has gone has nobody left to tell."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+
+    async def get(self) -> RequestDelta | Exception:
+        """What comes next: where the consumer's loop fell behind, all that its request gained meanwhile."""
+        item = await self.queue.get()
+        while not (self.queue.empty() or isinstance(item, Exception) or item.error is not None):
+            following = self.queue.get_nowait()
+            if isinstance(following, Exception) or following.error is not None:
+                self.queue.put_nowait(following)  # nothing follows an error
+                break
+            item.add(following)
+        return item
+
+
+def _put_all(items: list[tuple[_Stream, RequestDelta]]) -> None:
+    """On the consumers' loop."""
+    for stream, delta in items:
+        stream.queue.put_nowait(delta)
 
 
 class EngineThread:
@@ -131,7 +148,8 @@ class EngineThread:
     async def stream(
         self, prompt_token_ids: list[int], params: SamplingParams, origin: Origin = NOWHERE
     ) -> AsyncGenerator[RequestDelta, None]:
-        """Deltas of one request until it is finished. Ending the iteration early aborts the request.
+        """Deltas of one request until it is finished, those of several steps in one where the caller falls
+        behind. Ending the iteration early aborts the request.
 
         Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the
         engine could not finish it.
@@ -143,7 +161,7 @@ class EngineThread:
         finished = False
         try:
             while not finished:
-                item = await stream.queue.get()
+                item = await stream.get()
                 if isinstance(item, Exception):
                     finished = True
                     raise item
@@ -202,8 +220,7 @@ class EngineThread:
                 self._step_began = time.monotonic()
                 deltas = self.engine.step()
                 self._step_began = None
-                for delta in deltas:
-                    self._deliver(delta)
+                self._deliver(deltas)
         except Exception as unexpected:
             log.exception("the engine's thread ended")
             error = EngineDead(f"the engine ended: {type(unexpected).__name__}: {unexpected}")
@@ -222,13 +239,19 @@ class EngineThread:
                 return False
             call()
 
-    def _deliver(self, delta: RequestDelta) -> None:
-        stream = self._streams.get(delta.request_id)
-        if stream is None:
-            return
-        if delta.finished:
-            del self._streams[delta.request_id]
-        stream.put(delta)
+    def _deliver(self, deltas: list[RequestDelta]) -> None:
+        """Wake each loop once for all that is new to it: waking takes a system call."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestDelta]]] = {}
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is None:
+                continue
+            if delta.finished:
+                del self._streams[delta.request_id]
+            by_loop.setdefault(stream.loop, []).append((stream, delta))
+        for loop, items in by_loop.items():
+            with suppress(RuntimeError):  # it has gone, and has nobody left to tell
+                loop.call_soon_threadsafe(_put_all, items)
 
     def _end(self, error: Exception) -> None:
         """Tell every open stream, and those whose call came too late, and give their blocks back."""

@@ -154,6 +154,8 @@ async def _next(queue: Queue, context: ServerContext, end: float) -> tuple[int, 
                 f"the request took longer than the {context.config.request_seconds:g} s that one may take "
                 "(--request-timeout)"
             )
+        if not queue.empty():
+            return queue.get_nowait()
         try:
             async with asyncio.timeout(min(left, LIVENESS_SECONDS)):
                 return await queue.get()

@@ -13,7 +13,8 @@ import pytest
 from octavo import SamplingParams
 from octavo.engine import EngineDead, EngineThread, StepFailed, StructuredOutputs
 from octavo.engine.grammar import Grammars
-from octavo.engine.thread import RESOLVING_THREADS
+from octavo.engine.outputs import RequestDelta, SequenceDelta
+from octavo.engine.thread import RESOLVING_THREADS, _Stream
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
 from tests.engine.helpers import idle, llm_on
@@ -208,3 +209,47 @@ def test_forms_after_the_end_are_told_so(tiny: Tiny) -> None:
     thread.shutdown(10)
     with pytest.raises(EngineDead):
         asyncio.run(collect(thread, [1], SamplingParams(structured_outputs=form(1))))
+
+
+def test_who_falls_behind_gets_several_steps_at_once(thread: EngineThread, tiny: Tiny) -> None:
+    """A consumer whose loop is held up: one delta has all that came meanwhile, for each of n sequences, and
+    the whole is what a consumer that keeps up sees."""
+    want = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=20, ignore_eos=True, logprobs=2)
+
+    async def read(held_up: bool) -> tuple[int, list[tuple[list[int], str, Any, str | None]]]:
+        count, whole = 0, [([], "", [], None)] * 3
+        async for delta in thread.stream([4, 5, 6], want):
+            count += 1
+            for one in delta.deltas:
+                ids, text, logprobs, _ = whole[one.index]
+                whole[one.index] = (
+                    ids + one.token_ids, text + one.text, logprobs + (one.logprobs or []), one.finish_reason
+                )  # fmt: skip
+            if held_up:
+                time.sleep(0.2)  # the loop itself: nothing else on it runs either
+        return count, whole
+
+    async def main() -> None:
+        behind, slow = await read(True)
+        prompt, quick = await read(False)
+        assert slow == quick
+        assert [len(ids) for ids, *_ in slow] == [20] * 3
+        assert behind < prompt
+
+    asyncio.run(main())
+
+
+def test_an_error_comes_after_what_was_gained_before() -> None:
+    """Deltas that wait together with an error: first what was gained, then the error."""
+
+    async def main() -> None:
+        stream = _Stream(asyncio.get_running_loop())
+        for token in (1, 2):
+            stream.queue.put_nowait(RequestDelta(7, [SequenceDelta(0, [token])], False, 3))
+        stream.queue.put_nowait(EngineDead("it ended"))
+        first = await stream.get()
+        assert isinstance(first, RequestDelta)
+        assert first.deltas[0].token_ids == [1, 2]
+        assert isinstance(await stream.get(), EngineDead)
+
+    asyncio.run(main())
