@@ -141,6 +141,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "comes sooner where text repeats; 0 is off (default: %(default)s)",
     )
     group.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="a smaller model of the same vocabulary that guesses those tokens instead, named as MODEL is; "
+        "--kv-memory covers its KV cache, too (default: none)",
+    )
+    group.add_argument(
         "--host-cache",
         metavar="SIZE",
         help="memory beside the KV cache where blocks go that it has no room for, such as 4GiB; a prompt "
@@ -265,6 +271,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_queue=getattr(args, "max_queue", None),
         tenant_weights=getattr(args, "tenant_weights", None) or None,
         speculate=args.speculate,
+        draft_model=args.draft_model,
     )
 
 

@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         if free is None:
             raise CommandError("this system does not say how much memory is free: give --memory")
         memory = free + resident
-    plan = plan_memory(engine_config(args), header, memory, program_bytes(header, resident))
+    draft = load_header(args.draft_model) if args.draft_model is not None else None
+    plan = plan_memory(engine_config(args), header, memory, program_bytes(header, resident), draft)
     longest = header.config.position_limit or header.config.max_position_embeddings
     for option, value in (("--context", args.context), ("--typical", args.typical)):
         if value is not None and value > longest:
@@ -109,8 +110,10 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
         ("weights", plan.weights, f"--dtype {config.dtype} --weights {config.weights}"),
         ("a step, at most", plan.activations, f"--max-batched-tokens {config.max_batched_tokens}"),
         ("threads, bookkeeping", LIBRARIES, "about"),
-        ("KV cache", plan.kv_bytes, f"{budget.num_blocks:,} blocks of {_short(budget.bytes_per_block)}"),
+        ("KV cache", plan.kv_bytes, f"{budget.num_blocks:,} blocks of {_short(plan.block_bytes)}"),
     ]
+    if plan.draft is not None:
+        rows.insert(2, ("draft model's weights", plan.draft_weights, f"--draft-model {config.draft_model}"))
     if plan.host_bytes:
         rows.append(("host cache", plan.host_bytes, f"--host-cache, {budget.host_blocks:,} blocks"))
     if plan.reserve:
@@ -210,6 +213,7 @@ def _as_json(
         "memory": plan.memory,
         "program": plan.program,
         "weights": plan.weights,
+        "draft_weights": plan.draft_weights,
         "activations": plan.activations,
         "reserve": plan.reserve,
         "total": plan.total,

@@ -44,7 +44,8 @@ class EngineConfig:
     recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond max_num_seqs; None
     is no limit. threads: that a step computes with; None takes what the process may use (cpus.py).
     speculate: tokens that a sequence may guess from its own text each step, checked in the same pass;
-    0..16, 0 is off.
+    0..16, 0 is off. draft_model: guesses them instead, a model of the same vocabulary; its KV cache has as
+    many blocks, and kv_memory covers both.
     """
 
     model: str = "smollm2"
@@ -68,6 +69,7 @@ class EngineConfig:
     preemption: PreemptionMode = "auto"
     max_queue: int | None = None
     speculate: int = 0
+    draft_model: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -92,6 +94,12 @@ class EngineConfig:
             self._integer("threads", 1, 1024)
         self._check_schedule()
         self._integer("speculate", 0, MAX_SPECULATE)
+        if self.draft_model is not None and self.speculate == 0:
+            raise ConfigError(
+                f"draft_model {self.draft_model!r:.80} is to guess, but speculate is 0: say how many tokens "
+                f"a step, 1 to {MAX_SPECULATE}",
+                param="draft_model",
+            )
         self._integer("max_num_seqs", 1, 2**16)
         self._integer("max_batched_tokens", 1, 2**24)
         if self.num_blocks is not None:
@@ -148,7 +156,7 @@ class Budget:
     """What the options come to: blocks, their size, and the context that requests may use.
 
     block_size in tokens; bytes_per_block in all layers, scales included. context_note says why the
-    context is less than the model's, else it is empty.
+    context is less than the model's, else it is empty. draft_bytes_per_block: in the draft model's cache.
     """
 
     block_size: int
@@ -158,6 +166,7 @@ class Budget:
     context_note: str
     host_blocks: int
     disk_blocks: int
+    draft_bytes_per_block: int = 0
 
     @staticmethod
     def plan(
@@ -168,23 +177,26 @@ class Budget:
         *,
         default_block_size: int = DEFAULT_BLOCK_SIZE,
         activations: int = 0,
+        draft: KVShape | None = None,
     ) -> Budget:
         """Blocks from the memory budget, and the context that they can hold.
 
         available: bytes that can still be allocated, if known. default_block_size: where the options
-        leave it open. activations: bytes of a step, which must fit beside the cache. Raises ConfigError when
-        they do not, or when an explicit max_model_len exceeds the model's context or the cache.
+        leave it open. activations: bytes of a step, which must fit beside the cache. draft: the draft model's
+        shape. Raises ConfigError when they do not fit, or when an explicit max_model_len exceeds the model's
+        context or the cache.
         """
         block_size = config.block_size if config.block_size is not None else default_block_size
         host_bytes = _size("host_cache", config.host_cache) if config.host_cache is not None else 0
+        beside = draft.bytes_per_block(block_size) if draft is not None else 0
         try:
             if config.num_blocks is not None:
                 blocks = config.num_blocks
             elif config.kv_memory == AUTO:
-                blocks = _automatic_blocks(shape, block_size, available, activations, host_bytes)
+                blocks = _automatic_blocks(shape, block_size, available, activations, host_bytes, beside)
             else:
                 memory = parse_bytes(config.kv_memory if config.kv_memory is not None else DEFAULT_KV_MEMORY)
-                blocks = blocks_in(memory, shape, block_size)
+                blocks = blocks_in(memory, shape, block_size, beside=beside)
         except InvalidArgument as error:
             raise ConfigError(str(error), param="kv_memory") from None
         per_block = shape.bytes_per_block(block_size)
@@ -194,7 +206,7 @@ class Budget:
             "disk_cache_size", disk_size if config.disk_cache is not None else None, shape, block_size
         )
         if available is not None:
-            _check_fits(config, blocks, host, per_block, available, activations)
+            _check_fits(config, blocks, host, per_block, available, activations, beside)
         slots = blocks * block_size
         wanted = config.max_model_len
         if wanted is not None and wanted > model_context:
@@ -212,7 +224,7 @@ class Budget:
         note = ""
         if wanted is None and slots < model_context:
             note = f"lowered from the model's {model_context} to what the KV cache holds; {_more(config)}"
-        return Budget(block_size, blocks, per_block, context, note, host, disk)
+        return Budget(block_size, blocks, per_block, context, note, host, disk, beside)
 
 
 def _more(config: EngineConfig) -> str:
@@ -223,16 +235,23 @@ def _more(config: EngineConfig) -> str:
 
 
 def _check_fits(
-    config: EngineConfig, blocks: int, host: int, per_block: int, available: int, activations: int
+    config: EngineConfig,
+    blocks: int,
+    host: int,
+    per_block: int,
+    available: int,
+    activations: int,
+    draft: int,
 ) -> None:
     """Raise ConfigError unless the cache, a step and the libraries fit in `available` bytes: a server that
-    starts all the same is killed once its blocks are in use."""
+    starts all the same is killed once its blocks are in use. draft: bytes of a block in its cache."""
     beside = activations + LIBRARIES
-    if (blocks + host) * per_block + beside <= available:
+    cache = (blocks + host) * per_block + blocks * draft
+    if cache + beside <= available:
         return
     option = "num_blocks" if config.num_blocks is not None else "kv_memory"
     raise ConfigError(
-        f"the KV cache would take {(blocks + host) * per_block:,} bytes ({blocks:,} blocks and {host:,} of "
+        f"the KV cache would take {cache:,} bytes ({blocks:,} blocks and {host:,} of "
         f"host_cache), and a step and libraries {beside:,} more, but only {available:,} are available on "
         f"this machine: lower {option}",
         param=option,
@@ -240,20 +259,25 @@ def _check_fits(
 
 
 def _automatic_blocks(
-    shape: KVShape, block_size: int, available: int | None, activations: int, host_bytes: int
+    shape: KVShape,
+    block_size: int,
+    available: int | None,
+    activations: int,
+    host_bytes: int,
+    beside: int,
 ) -> int:
     """The blocks of kv_memory "auto": what the machine can spare."""
     if available is None:
         raise InvalidArgument("kv_memory auto: this system does not say how much memory is free; give a size")
     memory = automatic(available, activations, host_bytes)
-    if memory < shape.bytes_per_block(block_size):
+    if memory < shape.bytes_per_block(block_size) + beside:
         raise InvalidArgument(
             f"kv_memory auto: of {available:,} bytes that are free, {activations:,} go to a step, "
             f"{LIBRARIES:,} to libraries, {host_bytes:,} to host_cache and {reserve_in(available):,} stay "
             f"free, which leaves {max(0, memory):,}, and one block needs "
-            f"{shape.bytes_per_block(block_size):,}: free some memory, or give kv_memory as a size"
+            f"{shape.bytes_per_block(block_size) + beside:,}: free some memory, or give kv_memory as a size"
         )
-    return blocks_in(memory, shape, block_size)
+    return blocks_in(memory, shape, block_size, beside=beside)
 
 
 def _size(option: str, size: str | int) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.engine.config import AUTO, DEFAULT_BLOCK_SIZE, EngineConfig
+from octavo.kv import KVShape
+from octavo.models import ModelConfig
 
 _LANES = 16  # slots that the cpu backend lays side by side, where blocks hold whole multiples of them
 
@@ -26,6 +28,11 @@ class KVFormat:
     block_size: int
     dtype_reason: str
     block_reason: str
+
+
+def shape_of(model: ModelConfig, dtype: str) -> KVShape:
+    """What decides the bytes of a token's K and V in this model, stored as `dtype`."""
+    return KVShape.stored_as(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
 
 
 def choose_format(config: EngineConfig, weights_dtype: str, backend: str) -> KVFormat:

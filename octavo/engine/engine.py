@@ -20,7 +20,8 @@ from octavo.engine.beam_steps import advance_beams
 from octavo.engine.config import AUTO, DTYPES, STORED, Budget, EngineConfig
 from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
-from octavo.engine.defaults import choose_format
+from octavo.engine.defaults import choose_format, shape_of
+from octavo.engine.draft import DraftModel
 from octavo.engine.errors import BadLogits, StepFailed
 from octavo.engine.intake import Intake, Resolved
 from octavo.engine.live import Live
@@ -28,11 +29,12 @@ from octavo.engine.memory import available_memory
 from octavo.engine.observe import Observer
 from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.params import SamplingParams
+from octavo.engine.propose import OwnText, Proposer, wanted
 from octavo.engine.runner import Runner, sampled_rows
 from octavo.engine.sampling import Choice, choose, mask_jobs, score_prompts
 from octavo.engine.scheduling import make_pool, make_scheduler, scheduling_rows
 from octavo.engine.tiers.setup import open_tiers
-from octavo.kv import KVShape, Pool, PoolStats
+from octavo.kv import Pool, PoolStats
 from octavo.models import LoadedModel, Tokenizer, activation_bytes, load_model
 from octavo.ops import ops_note
 from octavo.sched import Branch, Plan, Request, SchedulerStats, Stuck
@@ -51,29 +53,28 @@ class Engine:
         backend: AttentionBackend | None = None,
         *,
         pool: Callable[[Budget], Pool] | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
-        """pool: makes another pool than the paged one, to compare with."""
+        """pool: makes another pool than the paged one, to compare with. draft: the draft model, if it is
+        loaded already."""
+        if draft is None and config.draft_model is not None:
+            draft = load_model(config.draft_model, DTYPES[config.dtype], config.weights)
         self.config = config
         self.model = model
         self.threads = set_threads(config.threads)
         self.backend = backend if backend is not None else make_backend()
         weights_dtype = str(model.decoder.dtype).removeprefix("torch.")
         self.kv_format = choose_format(config, weights_dtype, self.backend.name)
-        shape = KVShape.stored_as(
-            model.config.num_layers,
-            model.config.num_kv_heads,
-            model.config.head_dim,
-            self.kv_format.dtype,
-        )
         context = model.config.position_limit or model.config.max_position_embeddings
-        self.activations = self._activations()
+        self.activations = self._activations(model, draft)
         self.budget = Budget.plan(
             config,
-            shape,
+            shape_of(model.config, self.kv_format.dtype),
             context,
             available_memory(),
             default_block_size=self.kv_format.block_size,
             activations=self.activations.bytes,
+            draft=shape_of(draft.config, self.kv_format.dtype) if draft is not None else None,
         )
         self.pool = pool(self.budget) if pool is not None else make_pool(config, self.budget)
         self.scheduler = make_scheduler(config, self.budget, self.pool)
@@ -90,7 +91,14 @@ class Engine:
         self.observers: list[Observer] = []
         self._live: dict[int, Live] = {}
         self._by_request: dict[Request, Live] = {}
-        self._intake = Intake(model, self.scheduler, self.budget.max_model_len, config.speculate)
+        self.draft: DraftModel | None = None
+        self._proposer: Proposer | None = OwnText(config.speculate) if config.speculate else None
+        if draft is not None:
+            self.draft = self._proposer = DraftModel(
+                draft, model, config, self.budget, self.backend, self.kv_format.dtype
+            )
+        guesses = config.speculate if draft is None else 0
+        self._intake = Intake(model, self.scheduler, self.budget.max_model_len, guesses)
         self._next_id = 0
 
     @classmethod
@@ -206,20 +214,27 @@ class Engine:
         if live is not None:
             self.scheduler.abort(live.request)
             self._forget(live)
+            if self._proposer is not None:
+                self._proposer.settle()
             for observer in self.observers:
                 observer.aborted(request_id)
 
     def step(self) -> list[RequestDelta]:
         """Plan, compute and sample once; returns what each request in the step gained."""
         deltas = self._step()
+        if self._proposer is not None:
+            self._proposer.settle()
         for observer in self.observers:
             observer.stepped(deltas)
         return deltas
 
     def _step(self) -> list[RequestDelta]:
-        began = time.monotonic()
         self.scheduler.costs = self.meter.costs
-        self._guess()
+        try:
+            self._guess()
+        except Exception as error:
+            return self._fail(self.scheduler.give_up(), error)
+        began = time.monotonic()
         plan = self._carry_out(self.scheduler.plan(began))
         for observer in self.observers:
             observer.planned(plan)
@@ -234,7 +249,7 @@ class Engine:
             logits = self.runner.logits(hidden[sampled_rows(plan)])
             choices = choose(plan, logits, self._by_request, masks.result() if masks else None)
         except Exception as error:
-            return deltas + self._fail(plan, error)
+            return deltas + self._fail(self.scheduler.fail(plan), error)
         grown = self._grow(plan, choices)
         self.meter.step(plan, time.monotonic() - began)
         for live in {self._by_request[entry.branch.request]: None for entry in plan.entries}:
@@ -289,18 +304,20 @@ class Engine:
             *scheduling_rows(config, budget),
             (
                 "speculation",
-                f"up to {config.speculate} tokens guessed from a sequence's own text (speculate)"
-                if config.speculate
-                else "off (--speculate N guesses tokens from a sequence's own text)",
+                self._proposer.note()
+                if self._proposer is not None
+                else "off (--speculate N guesses tokens from a sequence's own text, or by --draft-model)",
             ),
             ("checked mode", "on" if config.checked else "off (a second check of each batch, for debugging)"),
         ]
 
-    def _activations(self) -> Activations:
-        """The memory of a step: estimated, and measured where the KV cache takes what is left."""
-        config, decoder = self.config, self.model.decoder
+    def _activations(self, model: LoadedModel, draft: LoadedModel | None) -> Activations:
+        """The memory of a step: estimated, and measured where the KV cache takes what is left. A draft's
+        passes are over before the model's begins."""
+        config, decoder = self.config, model.decoder
         tokens, rows = config.max_batched_tokens, config.most_rows
-        estimate = activation_bytes(decoder.config, decoder.dtype.itemsize, tokens, rows)
+        configs = [model.config, draft.config] if draft is not None else [model.config]
+        estimate = max(activation_bytes(c, decoder.dtype.itemsize, tokens, rows) for c in configs)
         measured = None
         if config.kv_memory == AUTO:
             measured = measured_activations(decoder, self.backend, STORED[self.kv_format.dtype], tokens, rows)
@@ -330,17 +347,17 @@ class Engine:
         return plan
 
     def _guess(self) -> None:
-        """Let running sequences guess what comes next, for the step to check."""
-        if not self.config.speculate:
-            return
+        """Let running sequences guess what comes next, for the step to check. What a draft raises ends the
+        requests that run, as what the model raises does."""
         running = self.scheduler.running
-        for branch in running:
-            live = self._by_request[branch.request]
-            guesser = live.state(branch).guesser
-            room = live.request.max_tokens - len(branch.tokens) + len(live.request.prompt) - 1
-            branch.draft = []
-            if guesser is not None and branch.remaining == 1 and room > 0:
-                branch.draft = guesser.guess(room, len(running))
+        if self._proposer is None or not running:
+            return
+        try:
+            self._proposer.propose(wanted(running, self._by_request), len(running))
+        except Exception:
+            if self.draft is not None:
+                self.draft.drop()
+            raise
 
     def _grow(self, plan: Plan, choices: list[list[Choice]]) -> dict[Live, list[SequenceDelta]]:
         """Complete the plan with what was sampled; returns what each request's branches gained."""
@@ -350,7 +367,9 @@ class Engine:
         for entry, made in zip(plan.entries, choices, strict=True):
             live = self._by_request[entry.branch.request]
             if entry.num_draft:
-                live.checked(entry.branch, entry.num_draft, len(made) - 1)
+                live.checked(entry.num_draft, len(made) - 1)
+                if self._proposer is not None:
+                    self._proposer.checked(live, entry.branch, entry.num_draft, len(made) - 1)
                 grown.setdefault(live, []).append(self._extend(live, next(branches), made))
                 continue
             for choice in made:
@@ -387,11 +406,11 @@ class Engine:
         self._forget(live)
         return delta
 
-    def _fail(self, plan: Plan, error: Exception) -> list[RequestDelta]:
+    def _fail(self, requests: Sequence[Request], error: Exception) -> list[RequestDelta]:
         """The step raised: its requests end with the error, and everything else goes on."""
         failed = StepFailed(f"the step that computed this request failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
-        return [self._error(self._by_request[request], failed) for request in self.scheduler.fail(plan)]
+        return [self._error(self._by_request[request], failed) for request in requests]
 
     def _stuck(self, branch: Branch) -> RequestDelta:
         """A request that found no room though it ran alone."""

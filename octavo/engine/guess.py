@@ -21,6 +21,41 @@ STEP_COST = 10.0
 (bench/speculation.py)."""
 
 
+class Worth:
+    """How many guesses of a sequence are worth their cost, from how many came true. limit: a step's most."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._hits, self._tries = 1.0, 2.0
+        self._rest, self._resting = _REST, 0
+
+    def count(self, company: int, price: float = 0.0) -> int:
+        """How many to make in this step; none while resting, then one to see whether it has become better.
+
+        company: sequences in the step. A guess that is accepted saves the sequence its share of a step,
+        (STEP_COST + company) / company tokens; one that is not costs a token. price: what making one costs,
+        as a part of a step.
+        """
+        if self._resting > 0:
+            self._resting -= 1
+            return 0 if self._resting else 1
+        least = company / (company + STEP_COST) + price
+        likely = min(self._hits / self._tries, 0.98)
+        if likely < least:
+            self._resting = self._rest
+            self._rest = min(2 * self._rest, _LONGEST_REST)
+            return 0
+        # Each must come true often enough, all before it included.
+        return min(int(math.log(least) / math.log(likely)), self._limit)
+
+    def check(self, guessed: int, accepted: int) -> None:
+        """The first `accepted` of `guessed` tokens came true."""
+        self._hits = self._hits * _FORGET + accepted
+        self._tries = self._tries * _FORGET + min(guessed, accepted + 1)
+        if accepted == guessed:
+            self._rest = _REST
+
+
 class NgramGuesser:
     """The guesses for one sequence. tokens: its prompt and what was sampled so far. limit: guesses a step.
 
@@ -29,10 +64,8 @@ class NgramGuesser:
 
     def __init__(self, tokens: Sequence[int], limit: int) -> None:
         self._tokens: list[int] = []
-        self._limit = limit
+        self._worth = Worth(limit)
         self._after: dict[tuple[int, ...], int] = {}  # the last tokens -> where what followed them begins
-        self._hits, self._tries = 1.0, 2.0
-        self._rest, self._resting = _REST, 0
         self.num_guessed = self.num_accepted = 0
         for token in tokens:
             self.add(token)
@@ -45,27 +78,12 @@ class NgramGuesser:
         tokens.append(token)
 
     def guess(self, most: int, company: int) -> list[int]:
-        """At most `most` tokens that may come next; none where they are not likely to pay.
-
-        company: sequences in the step. A guess that is accepted saves the sequence its share of a step,
-        (STEP_COST + company) / company tokens; one that is not costs a token.
-        """
+        """At most `most` tokens that may come next; none where they are not likely to pay, see Worth."""
         start = self._found()
         if start is None:
             return []
-        if self._resting > 0:
-            self._resting -= 1
-            if self._resting:
-                return []
-            count = 1  # to see whether it has become better
-        else:
-            count = self._worthwhile(company)
-            if count == 0:
-                self._resting = self._rest
-                self._rest = min(2 * self._rest, _LONGEST_REST)
-                return []
         guessed: list[int] = []
-        for at in range(start, start + min(count, most, self._limit)):
+        for at in range(start, start + min(self._worth.count(company), most)):
             known = len(self._tokens)
             guessed.append(self._tokens[at] if at < known else guessed[at - known])
         return guessed
@@ -74,10 +92,7 @@ class NgramGuesser:
         """The first `accepted` of `guessed` tokens came true."""
         self.num_guessed += guessed
         self.num_accepted += accepted
-        self._hits = self._hits * _FORGET + accepted
-        self._tries = self._tries * _FORGET + min(guessed, accepted + 1)
-        if accepted == guessed:
-            self._rest = _REST
+        self._worth.check(guessed, accepted)
 
     def _found(self) -> int | None:
         """Where what followed the last tokens begins."""
@@ -86,9 +101,3 @@ class NgramGuesser:
             if at is not None:
                 return at
         return None
-
-    def _worthwhile(self, company: int) -> int:
-        """Guesses of which each comes true often enough, all before it included."""
-        least = company / (company + STEP_COST)
-        likely = min(self._hits / self._tries, 0.98)
-        return 0 if likely < least else int(math.log(least) / math.log(likely))

@@ -114,11 +114,8 @@ class Live:
         text before they are finished."""
         self.states[child] = self.state(parent).fork(self.new_text())
 
-    def checked(self, branch: Branch, guessed: int, accepted: int) -> None:
-        """The step checked this many guesses of a branch, and so many came true."""
-        guesser = self.state(branch).guesser
-        if guesser is not None:
-            guesser.check(guessed, accepted)
+    def checked(self, guessed: int, accepted: int) -> None:
+        """The step checked this many guesses, and so many came true."""
         self.num_guessed += guessed
         self.num_accepted += accepted
 

@@ -25,8 +25,8 @@ class LLM:
 
     model: smollm2, a Hugging Face directory, a .gguf file or a hub name. The options are those of
     EngineConfig: dtype, block_size, num_blocks or kv_memory, max_num_seqs, max_batched_tokens,
-    max_model_len, prefix_caching, host_cache, disk_cache, kv_dtype, threads. Raises
-    ModelError and ConfigError.
+    max_model_len, prefix_caching, host_cache, disk_cache, kv_dtype, threads, speculate, draft_model and
+    others. Raises ModelError and ConfigError.
     """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from octavo.attention import make_backend
 from octavo.engine.config import AUTO, DTYPES, Budget, EngineConfig
-from octavo.engine.defaults import choose_format
+from octavo.engine.defaults import choose_format, shape_of
 from octavo.engine.errors import ConfigError
 from octavo.kv import KV_DTYPES, LIBRARIES, KVShape, requests_that_fit, reserve_in
 from octavo.models import WEIGHTS, Header, ModelError, activation_bytes, weights_bytes
@@ -23,7 +23,8 @@ TOKENIZER_BYTES = 320
 class MemoryPlan:
     """memory: bytes that the process may take in all. program: of them, what it has before the weights, and
     the tokenizer. weights, activations: of them too. reserve: left free, where kv_memory is "auto", else 0.
-    shape and budget: the KV cache's. config: the options it is for."""
+    shape and budget: the KV cache's. config: the options it is for. draft and draft_weights: of the draft
+    model, None and 0 without; its KV is part of kv_bytes."""
 
     config: EngineConfig
     header: Header
@@ -35,16 +36,24 @@ class MemoryPlan:
     kv_dtype: str
     shape: KVShape
     budget: Budget
+    draft: Header | None = None
+    draft_weights: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, the draft model's included."""
+        return self.budget.bytes_per_block + self.budget.draft_bytes_per_block
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return self.budget.num_blocks * self.budget.bytes_per_block
+        """Bytes of the KV cache, and of the draft model's."""
+        return self.budget.num_blocks * self.block_bytes
 
     @property
     def total(self) -> int:
         """Bytes of the process once every block is in use and a step is at its height."""
-        return self.program + self.weights + self.activations + LIBRARIES + self.kv_bytes + self.host_bytes
+        weights = self.weights + self.draft_weights
+        return self.program + weights + self.activations + LIBRARIES + self.kv_bytes + self.host_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -61,32 +70,52 @@ def program_bytes(header: Header, resident: int) -> int:
     return resident + TOKENIZER_BYTES * header.config.vocab_size
 
 
-def plan_memory(config: EngineConfig, header: Header, memory: int, program: int = 0) -> MemoryPlan:
+def plan_memory(
+    config: EngineConfig, header: Header, memory: int, program: int = 0, draft: Header | None = None
+) -> MemoryPlan:
     """The plan of an engine with these options in a process that may take `memory` bytes, of which `program`
-    are gone before the weights; without, `memory` is what is free then.
+    are gone before the weights; without, `memory` is what is free then. draft: the header of
+    config.draft_model.
 
     Raises ConfigError, as the engine would, when the weights or the cache do not fit.
     """
     model, value_bytes = header.config, DTYPES[config.dtype].itemsize
     weights = weights_bytes(header, config.dtype, config.weights)
     activations = activation_bytes(model, value_bytes, config.max_batched_tokens, config.most_rows)
-    left = memory - program - weights
+    draft_weights = 0
+    if draft is not None:
+        draft_weights = weights_bytes(draft, config.dtype, config.weights)
+        own = activation_bytes(draft.config, value_bytes, config.max_batched_tokens, config.most_rows)
+        activations = max(activations, own)
+    left = memory - program - weights - draft_weights
     if left <= 0:
         raise ConfigError(
-            f"the weights need {weights:,} bytes as {config.dtype}, but there are "
+            f"the weights need {weights + draft_weights:,} bytes as {config.dtype}, but there are "
             f"{max(0, memory - program):,} for them ({memory:,} less {program:,} of the program): give more "
             "memory, a smaller dtype or a smaller model",
             param="dtype",
         )
     format = choose_format(config, config.dtype, make_backend().name)
-    shape = KVShape.stored_as(model.num_layers, model.num_kv_heads, model.head_dim, format.dtype)
+    shape = shape_of(model, format.dtype)
     context = model.position_limit or model.max_position_embeddings
     budget = Budget.plan(
-        config, shape, context, left, default_block_size=format.block_size, activations=activations
-    )
+        config, shape, context, left, default_block_size=format.block_size, activations=activations,
+        draft=shape_of(draft.config, format.dtype) if draft is not None else None,
+    )  # fmt: skip
     reserve = reserve_in(left) if config.kv_memory == AUTO else 0
     return MemoryPlan(
-        config, header, memory, program, weights, activations, reserve, format.dtype, shape, budget
+        config,
+        header,
+        memory,
+        program,
+        weights,
+        activations,
+        reserve,
+        format.dtype,
+        shape,
+        budget,
+        draft,
+        draft_weights,
     )
 
 
@@ -97,7 +126,7 @@ def variants(plan: MemoryPlan, block_sizes: tuple[int, ...]) -> list[MemoryPlan]
         for size in block_sizes:
             config = replace(plan.config, kv_dtype=dtype, block_size=size, max_model_len=None)
             try:
-                found.append(plan_memory(config, plan.header, plan.memory, plan.program))
+                found.append(plan_memory(config, plan.header, plan.memory, plan.program, plan.draft))
             except ConfigError:
                 continue  # not even a block fits
     return found
@@ -117,13 +146,13 @@ def changes(plan: MemoryPlan, context: int, concurrency: int) -> list[Change]:
     there is room already."""
     if plan.fitting(context) >= concurrency:
         return []
-    size, per_block = plan.budget.block_size, plan.budget.bytes_per_block
+    size, per_block = plan.budget.block_size, plan.block_bytes
     need = concurrency * -(-context // size)
     kv = need * per_block
     note = f"{kv / 2**30:.1f} GiB for {need:,} blocks"
     if plan.config.kv_memory == AUTO:
         # The reserve is an eighth of what program and weights leave, so the rest is seven eighths of it.
-        fixed = plan.program + plan.weights
+        fixed = plan.program + plan.weights + plan.draft_weights
         rest = plan.activations + LIBRARIES + plan.host_bytes + kv
         memory = fixed + max(-(-rest * 8 // 7), rest + 256 * 2**20)
         note = f"{memory / 2**30:.1f} GiB in all, of which {kv / 2**30:.1f} for KV"
@@ -159,7 +188,7 @@ def _smaller(
     ways = []
     for option, value, config in formats:
         try:
-            fits = plan_memory(config, plan.header, plan.memory, plan.program).fitting(context)
+            fits = plan_memory(config, plan.header, plan.memory, plan.program, plan.draft).fitting(context)
         except (ConfigError, ModelError):  # not with the other options, or not on this machine
             continue
         if fits >= concurrency:

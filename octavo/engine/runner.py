@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.attention import AttentionBackend, AttentionBatch, check_batch
 from octavo.attention.pages import Ahead
+from octavo.kv import Actions
 from octavo.models import LoadedModel
 from octavo.sched import Plan
+
+
+class Entry(Protocol):
+    """Compute `tokens` from position `start` on, into `slots`, for the sequence of table row `row`."""
+
+    @property
+    def row(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def slots(self) -> npt.NDArray[np.int64]: ...
+
+
+class Batch(Protocol):
+    """What forward() takes of a Plan: the actions that come first, and what to compute."""
+
+    @property
+    def actions(self) -> Actions: ...
+    @property
+    def entries(self) -> Sequence[Entry]: ...
 
 
 class Runner:
@@ -51,7 +78,7 @@ class Runner:
             self._ahead.stop()
 
     @torch.inference_mode()
-    def forward(self, plan: Plan, tables: np.ndarray) -> Tensor:
+    def forward(self, plan: Batch, tables: np.ndarray) -> Tensor:
         """Run the plan, whose transfers have been carried out.
 
         Returns hidden `[T, E]`, a row per token of the entries in their order; logits() makes logits of
@@ -71,7 +98,7 @@ class Runner:
         kv_len = (starts + counts).astype(np.int32)
         cache = self.caches[0]
         columns = -(-int(kv_len.max()) // cache.block_size)
-        rows = [entry.branch.kv.row for entry in entries if entry.branch.kv is not None]
+        rows = [entry.row for entry in entries]
         batch = AttentionBatch(
             tables=torch.from_numpy(tables[rows, :columns]),
             query_start=torch.from_numpy(query_start),

@@ -63,12 +63,15 @@ class KVShape:
         return self.bytes_per_token * block_size
 
 
-def blocks_in(memory: int, shape: KVShape, block_size: int, option: str = "kv_memory") -> int:
-    """Whole blocks that fit in `memory` bytes, the value of `option`.
+def blocks_in(
+    memory: int, shape: KVShape, block_size: int, option: str = "kv_memory", beside: int = 0
+) -> int:
+    """Whole blocks that fit in `memory` bytes, the value of `option`. beside: bytes that each block has in
+    another cache, of a draft model.
 
     Raises InvalidArgument, with need, have and option, when not even one does.
     """
-    per_block = shape.bytes_per_block(block_size)
+    per_block = shape.bytes_per_block(block_size) + beside
     blocks = memory // per_block
     if blocks < 1:
         raise InvalidArgument(

@@ -26,6 +26,12 @@ class PlanEntry(NamedTuple):
     num_samples: int
     num_draft: int = 0
 
+    @property
+    def row(self) -> int:
+        """The branch's row of the pool's tables."""
+        assert self.branch.kv is not None
+        return self.branch.kv.row
+
 
 class Plan(NamedTuple):
     """One step: first `actions`, then one forward pass over `entries`.

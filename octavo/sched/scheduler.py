@@ -197,7 +197,14 @@ class Scheduler:
 
     def fail(self, plan: Plan) -> list[Request]:
         """The plan's forward pass raised: give up the requests in it, nothing of it published."""
-        requests = list(dict.fromkeys(entry.branch.request for entry in plan.entries))
+        return self._give_up([entry.branch for entry in plan.entries])
+
+    def give_up(self) -> list[Request]:
+        """What had to be done before a plan raised: give up the requests that run."""
+        return self._give_up(self.running)
+
+    def _give_up(self, branches: Seq[Branch]) -> list[Request]:
+        requests = list(dict.fromkeys(branch.request for branch in branches))
         for request in requests:
             self.abort(request)
         return requests

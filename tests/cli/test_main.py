@@ -152,6 +152,7 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
         "--kv-dtype": "int8",
         "--threads": "5",
         "--speculate": "4",
+        "--draft-model": "smaller",
         "--schedule": "fair",
         "--preemption": "recompute",
     }
@@ -162,7 +163,7 @@ def test_engine_options_reach_the_engine(engine: FakeEngineThread) -> None:
     first, second, third = engine.configs
     assert first == type(third)(
         "some/dir", "bfloat16", 8, 99, None, 3, 64, 77, False, kv_dtype="int8", threads=5, speculate=4,
-        schedule="fair", preemption="recompute",
+        draft_model="smaller", schedule="fair", preemption="recompute",
     )  # fmt: skip
     assert second == type(third)(kv_memory="1GiB", weights="int8")
     assert third == type(third)()

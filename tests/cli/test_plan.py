@@ -61,6 +61,25 @@ def test_the_sums_are_the_engines(folders: list[Path], tmp_path: Path) -> None:
                 assert plan.kv_bytes == held
 
 
+def test_a_draft_model_is_in_the_sums(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, activations and KV of both models are what the engine has, and the table shows the draft's."""
+    model, draft = load_model(folders[0]), load_model(folders[1])
+    config = EngineConfig(str(folders[0]), kv_memory="8MiB", speculate=4, draft_model=str(folders[1]))
+    plan = plan_memory(config, load_header(config.model), 8 * GIB, draft=load_header(str(folders[1])))
+    engine = Engine(model, config)
+    assert engine.draft is not None
+    assert plan.budget == engine.budget
+    assert (plan.weights, plan.draft_weights) == (model.weights_bytes, draft.weights_bytes)
+    assert plan.activations == engine.activations.bytes
+    caches = [*engine.runner.caches, *engine.draft.caches]
+    assert plan.kv_bytes == sum(t.numel() * t.element_size() for c in caches for t in c.tensors())
+    args = ["--draft-model", str(folders[1]), "--speculate", "4", "--memory", "16GiB"]
+    assert main(["plan", str(folders[0]), *args, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["draft_weights"] == draft.weights_bytes
+    assert main(["plan", str(folders[0]), *args]) == 0
+    assert "draft model's weights" in capsys.readouterr().out
+
+
 def test_auto_is_the_same_on_both_sides(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same memory free, planner and engine choose the same blocks, and leave the reserve."""
     model = load_model(folders[0])

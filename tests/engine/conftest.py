@@ -20,6 +20,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
 
 
 @pytest.fixture(scope="session")
+def other_tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """Another random model of the same vocabulary, of another shape."""
+    folder = tmp_path_factory.mktemp("other")
+    return load_model(tiny_checkpoint(folder, seed=5, num_hidden_layers=1, num_key_value_heads=1)[0])
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
     """The default model in float32."""
     return load_model("smollm2", weights="float32")

@@ -93,6 +93,18 @@ def llm_on(model: LoadedModel, backend: AttentionBackend | None = None, **option
     return llm
 
 
+def llm_with_draft(model: LoadedModel, draft: LoadedModel, *, price: float = 0.0, **options: Any) -> LLM:
+    """An LLM that guesses by `draft`, whose passes are taken to cost `price` of one of the model's."""
+    if "kv_memory" not in options:
+        options.setdefault("num_blocks", -(-2000 // options.get("block_size", 16)))
+    options = {"speculate": 4, **options}
+    llm = LLM.__new__(LLM)
+    llm.engine = Engine(model, EngineConfig(checked=True, draft_model="draft", **options), draft=draft)
+    assert llm.engine.draft is not None
+    llm.engine.draft.price = price
+    return llm
+
+
 class Hopeful(Lengths):
     """Expects every branch to end at once."""
 

@@ -12,7 +12,7 @@ from octavo import SamplingParams
 from octavo.engine import ConfigError, RequestOutput, StructuredOutputs
 from octavo.engine.guess import NgramGuesser
 from octavo.models import LoadedModel
-from tests.engine.helpers import idle, llm_on
+from tests.engine.helpers import idle, llm_on, llm_with_draft
 from tests.models.helpers import expected_logits
 
 Tiny = tuple[LoadedModel, Any]
@@ -123,12 +123,13 @@ def test_text_that_repeats_takes_fewer_steps(tiny: Tiny) -> None:
     assert (off.num_guessed, off.num_accepted) == (0, 0)
 
 
-@pytest.mark.parametrize("speculate", [0, 4])
+@pytest.mark.parametrize("how", ["off", "text", "own draft", "other draft"])
 def test_the_joint_distribution_of_two_tokens(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, speculate: int
+    tiny: Tiny, other_tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """6,400 pairs of tokens under temperature, top-k and top-p against the exact probabilities from
-    transformers, with and without guesses: chi-square below its 1e-5 quantile. n draws independently."""
+    transformers, without guesses, with guesses by lot, and with those of a draft that is always right and
+    of one that seldom is: chi-square below its 1e-5 quantile. n draws independently."""
     prompt, rng = [8, 200, 45, 45, 6], random.Random(1)
 
     def shares(ids: list[int]) -> dict[int, float]:
@@ -149,7 +150,10 @@ def test_the_joint_distribution_of_two_tokens(
 
     Oracle.truths = {}
     monkeypatch.setattr("octavo.engine.live.NgramGuesser", Random)
-    llm = llm_on(tiny[0], speculate=speculate)
+    llm = llm_on(tiny[0], speculate=4 if how == "text" else 0)
+    if "draft" in how:
+        monkeypatch.setattr("octavo.engine.guess.Worth.count", lambda *_: 2)
+        llm = llm_with_draft(tiny[0], tiny[0] if how == "own draft" else other_tiny)
     params = [
         SamplingParams(n=64, temperature=3.0, top_k=5, top_p=0.9, seed=seed, max_tokens=3, ignore_eos=True)
         for seed in range(100)
@@ -161,7 +165,9 @@ def test_the_joint_distribution_of_two_tokens(
             counts[sequence.token_ids[0], sequence.token_ids[1]] += 1
     total = sum(counts.values())
     assert total == 6400
-    assert (sum(output.num_accepted for output in outputs) > 500) == bool(speculate)
+    accepted = sum(output.num_accepted for output in outputs)
+    assert accepted >= {"off": 0, "text": 500, "own draft": 2000, "other draft": 0}[how]
+    assert (sum(output.num_guessed for output in outputs) > 2000) == (how != "off")
     rare = [pair for pair in want if want[pair] * total < 5]
     bins = [(counts[p], want[p] * total) for p in want if p not in rare]
     if rare:
@@ -170,6 +176,16 @@ def test_the_joint_distribution_of_two_tokens(
     assert freedom >= 6
     statistic = sum((count - mean) ** 2 / mean for count, mean in bins)
     assert statistic < freedom + 4.5 * (2 * freedom) ** 0.5 + 12
+
+
+def test_a_cached_prompt_is_forked_before_anyone_guesses(tiny: Tiny) -> None:
+    """n=3 of a prompt that repeats itself, all but its last token cached, gives what it gives uncached."""
+    prompt, params = [7, 8, 9] * 6, SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True)
+    llm = llm_on(tiny[0], speculate=4)
+    first, second = (llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2))
+    assert second.num_cached_tokens == len(prompt) - 1
+    assert [o.token_ids for o in second.outputs] == [o.token_ids for o in first.outputs]
+    idle(llm)
 
 
 def test_guesser_finds_what_followed() -> None:
