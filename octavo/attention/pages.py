@@ -19,6 +19,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +29,8 @@ HUGE_PAGE = 2**21  # bytes; on x86-64, and elsewhere a multiple of what memory i
 AHEAD = 2**29
 """Bytes kept there beyond what is used: a long prompt takes all of its blocks at once, and the streams beside
 it go on behind them."""
+PAUSE = 3
+"""Between two pieces, in times of what the first took."""
 THREAD = "octavo-pages"
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later
 
@@ -79,6 +82,7 @@ class Ahead:
         self._ahead = AHEAD // sum(sizes)  # blocks
         self._next = 0  # the first block whose piece was not populated
         self._target = 0
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def reached(self, block: int) -> None:
@@ -92,16 +96,19 @@ class Ahead:
             self._thread.start()
 
     def stop(self) -> None:
-        """Leave it at what there is."""
-        self._target = 0
+        """Leave it at what there is, for good."""
+        self._stopped.set()
         if self._thread is not None:
             self._thread.join()
 
     def _populate(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        while self._next < self._target:
+        while self._next < self._target and not self._stopped.is_set():
             piece = slice(self._next, self._next + self._blocks)
             for tensor in self._tensors:
+                began = time.monotonic()
                 populate(tensor[piece])
+                # A step that runs meanwhile has a core less; most steps shall have all.
+                self._stopped.wait(PAUSE * (time.monotonic() - began))
             self._next = min(piece.stop, len(self._tensors[0]))
