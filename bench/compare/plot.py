@@ -8,7 +8,7 @@ from typing import Any
 from bench.compare.report import Cell, engines, number, table
 from bench.compare.works import FIGURES, HIGHER
 
-COLOURS = ("#1f6f8b", "#d98324", "#7a9e4b", "#8e5a9b", "#b44a4a", "#6b6b6b")
+COLOURS = ("#1f6f8b", "#d98324", "#7a9e4b", "#8e5a9b", "#b44a4a", "#6b6b6b", "#2b2b52")
 LEFT, BAR, GAP, WIDTH, FULL = 150, 14, 12, 860, 420
 
 
@@ -69,4 +69,5 @@ def svg(records: list[dict[str, Any]], caption: str) -> str:
 
 
 def _colour(place: int) -> str:
-    return COLOURS[place % len(COLOURS)]
+    """Another one for each engine, however many there are."""
+    return COLOURS[place] if place < len(COLOURS) else f"hsl({place * 137.5 % 360:.0f}, 35%, 35%)"

@@ -120,6 +120,12 @@ def test_a_peer_that_was_never_installed_keeps_its_column() -> None:
     assert "| W2 | wall s | 10.0 | failed |" in markdown(records, {})
 
 
+def test_no_two_engines_have_one_colour() -> None:
+    root = ElementTree.fromstring(svg(rows(*((f"engine {i}", 10) for i in range(14))), "caption"))
+    keys = [e.get("fill") for e in root.iter() if e.get("width") == "12" and e.get("height") == "12"]
+    assert len(keys) == len(set(keys)) == 14
+
+
 def test_the_plot_is_xml_with_a_bar_per_engine_as_long_as_its_speed() -> None:
     root = ElementTree.fromstring(svg(rows(("own <1>", 10), ("peer", 20)), "caption"))
     bars = [float(r.get("width", 0)) for r in root.findall("{*}rect") if r.get("height") == "12"][2:]
