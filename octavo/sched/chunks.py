@@ -3,9 +3,10 @@
     budget       max_batched_tokens        [ decodes | prompt chunks ............. ]
     spare        cost units, only where somebody reads a stream: what chunks may add to the step
 
-A stream sees the step as the gap between two tokens. A step of decodes alone costs D; chunks may make it
-max_gap x D, less a margin for what the estimate does not know. So a long prompt gets (max_gap - 1) /
-max_gap of the machine and the streams keep the rest, however long the prompt is.
+A stream sees the step as the gap between two tokens. A step of decodes alone costs D, more as they grow;
+chunks may make it max_gap x D, of which MARGIN is planned with, for what the estimate does not know. So a
+long prompt gets a stated part of the machine and the streams keep the rest, however long the prompt is.
+Every PROBE-th step has no chunk, so that D is seen.
 
 The first prompt in rank gets half of the room, and what the others leave; the others go shortest first, so
 a short prompt behind a long one has its first token long before the long one is done.

@@ -223,7 +223,7 @@ class Scheduler:
                 self._add_guesses(branch, draft)
         if any(branch.request.interactive for branch in draft.chosen):
             draft.limit(self.config.max_gap)
-            if self._beside == PROBE - 1:
+            if self._beside >= PROBE - 1:
                 draft.no_chunks()
 
     def _add_guesses(self, branch: Branch, draft: Draft) -> None:

@@ -164,3 +164,18 @@ def test_decodes_of_more_tokens_cost_more() -> None:
     assert costs.decode(3, 100) == pytest.approx(21)
     assert Costs(token=1.0, read=1.0, decodes={8: Decodes(50.0, 1000)}).decode(8, 0) == 12.5
     assert Costs(step=5.0, token=2.0, read=0.5).decode(3, 10) == 16
+
+
+def test_decodes_are_seen_alone_whatever_was_before() -> None:
+    """Many steps of prompts that nobody reads, and then a reader beside a long prompt: soon, and then every
+    so many steps, one has no chunk."""
+    sim = Simulation(1000, 16, max_batched_tokens=64)
+    sim.scheduler.costs = COSTS
+    sim.submit(tokens(1, 4), 1000, interactive=False)
+    sim.submit(tokens(2, 64 * 3 * PROBE), 4, interactive=False)
+    for _ in range(2 * PROBE):
+        sim.step()
+    sim.submit(tokens(3, 4), 1000, interactive=True)
+    chunks = [any(len(entry.tokens) > 1 for entry in sim.step().entries) for _ in range(5 * PROBE)]
+    for start in range(2, 3 * PROBE, PROBE):
+        assert not all(chunks[start : start + PROBE])
