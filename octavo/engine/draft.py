@@ -135,9 +135,8 @@ class DraftModel:
     def propose(self, wanted: Sequence[Wanted], company: int) -> None:
         """See Proposer. Cost: as many passes of the draft as the longest draft has tokens."""
         left, lanes = self._budget, []
-        beginning: set[Request] = (
-            set()
-        )  # the others of such a request find in the cache what the first computes
+        # The others of such a request find in the cache what the first computes.
+        beginning: set[Request] = set()
         for live, branch, room in wanted:
             own = self._owns.setdefault(branch, _Own(Worth(self._limit)))
             if own.kv is None and branch.request in beginning and self.pool.prefix_caching:
