@@ -188,6 +188,16 @@ def test_a_cached_prompt_is_forked_before_anyone_guesses(tiny: Tiny) -> None:
     idle(llm)
 
 
+def test_a_prompt_with_one_token_to_go_is_forked_before_anyone_guesses(tiny: Tiny) -> None:
+    """n=3 of a prompt whose chunks leave its last token for a step of its own gives what it gives in one."""
+    prompt, params = [7, 8, 9] * 5 + [7, 8], SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True)
+    want = llm_on(tiny[0]).generate(prompt, params, use_tqdm=False)[0]
+    llm = llm_on(tiny[0], speculate=4, max_batched_tokens=16)
+    found = llm.generate(prompt, params, use_tqdm=False)[0]
+    assert [o.token_ids for o in found.outputs] == [o.token_ids for o in want.outputs]
+    idle(llm)
+
+
 def test_guesser_finds_what_followed() -> None:
     """The longest match wins, the latest occurrence counts, and a loop goes on past its end."""
     guesser = NgramGuesser([1, 2, 3, 4, 5, 9, 2, 3, 7, 8, 1, 2, 3], 4)
