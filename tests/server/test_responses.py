@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
+from octavo.server.responses.items import OutputItems
 
 from .fake_engine import WORDS, FakeEngineThread
 
@@ -149,3 +152,27 @@ def test_failure_in_a_stream(client: TestClient, engine: FakeEngineThread) -> No
 def test_too_long(client: TestClient) -> None:
     """A prompt that does not fit is a 400 though a stream was asked for."""
     assert client.post(URL, json={"input": "x" * 200, "stream": True}).status_code == 400
+
+
+def test_a_message_has_all_logprobs_however_its_tokens_come() -> None:
+    """Tokens that give no text, at the end too, are in the message's logprobs, whether the deltas of several
+    steps come one by one or in one; what the deltas say adds up to it."""
+    rng = random.Random(4)
+    for _ in range(50):
+        tokens = [(rng.choice(("", "a", "bc")), f"t{i}") for i in range(rng.randint(1, 9))]
+        items, events, at = OutputItems(), [], 0
+        while at < len(tokens):
+            some = tokens[at : at + rng.randint(1, 4)]
+            at += len(some)
+            delta = {"content": text} if (text := "".join(part for part, _ in some)) else {}
+            entries = [{"token": name, "bytes": [], "logprob": -1.0, "top_logprobs": []} for _, name in some]
+            events += items.take({"delta": delta, "logprobs": {"content": entries}})
+        events += items.finish("completed")
+        (message,) = items.items
+        part = message["content"][0]
+        names = [name for _, name in tokens]
+        assert part["text"] == "".join(text for text, _ in tokens)
+        assert [entry["token"] for entry in part["logprobs"]] == names
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert [entry["token"] for delta in deltas for entry in delta["logprobs"]] == names
+        assert "".join(delta["delta"] for delta in deltas) == part["text"]

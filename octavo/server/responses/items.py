@@ -25,9 +25,12 @@ class OutputItems:
         """The events of one chat chunk: its text, calls and logprobs."""
         delta, events = chunk["delta"], []
         content = (chunk["logprobs"] or {}).get("content") or []
-        if delta.get("content"):
-            events += self._text(delta["content"], content)
-        for call in delta.get("tool_calls", ()):
+        calls = delta.get("tool_calls", ())
+        # Tokens at the end may have given no text, as half a character; the message has them all the same.
+        silent = content and not calls and (self._is_open("message") or not self.items)
+        if delta.get("content") or silent:
+            events += self._text(delta.get("content") or "", content)
+        for call in calls:
             events += self._call(call)
         return events
 
