@@ -181,23 +181,21 @@ def test_the_feed_serves_many_and_rests(thread: EngineThread) -> None:
     feed = Feed(thread, frames_per_second=200)
     boxes: list[queue.Queue[bytes | None]] = [queue.Queue(), queue.Queue()]
     rng = random.Random(5)
-    feed.subscribe(boxes[0].put)
-    for _ in range(5):
-        thread.ask(lambda: ask(rng, thread.engine)).result()
-    feed.subscribe(boxes[1].put)
-    for _ in range(5):
-        thread.ask(lambda: ask(rng, thread.engine)).result()
-    ends: list[Mirror] = []
+    mirrors: list[Mirror] = []
     for box in boxes:
-        mirror = Mirror(json.loads(box.get(timeout=10) or b""))
+        feed.subscribe(box.put)
+        # Before more is asked: what ended before somebody watched is not counted.
+        mirrors.append(Mirror(json.loads(box.get(timeout=10) or b"")))
+        for _ in range(5):
+            thread.ask(lambda: ask(rng, thread.engine)).result()
+    for box, mirror in zip(boxes, mirrors, strict=True):
         while mirror.counts["finished"] < 10 or mirror.rows:
             frame = json.loads(box.get(timeout=10) or b"")
             assert frame["kind"] == "frame"
             mirror.apply(frame)
-        ends.append(mirror)
-    for mirror in ends:
+    for mirror in mirrors:
         expect(mirror, thread.engine)
-    assert np.array_equal(ends[0].fill, ends[1].fill)
+    assert np.array_equal(mirrors[0].fill, mirrors[1].fill)
     for box in boxes:
         feed.unsubscribe(box.put)
     settled = threading.Event()
