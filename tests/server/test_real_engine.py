@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from octavo.engine import Engine, EngineConfig, EngineThread
+from octavo.engine.outputs import RequestDelta
 from octavo.models import load_model
 from octavo.server import create_app
 from tests.engine.helpers import tiny_checkpoint
@@ -63,10 +65,43 @@ def test_stream_equals_body(client: TestClient, url: str) -> None:
     ]
 
 
+def keep_in_step(thread: EngineThread) -> None:
+    """Have the engine wait after each step until its readers took what is new, so that no deltas merge."""
+    deliver = thread._deliver
+
+    def in_step(deltas: list[RequestDelta]) -> None:
+        loops = {stream.loop for stream in thread._streams.values()}
+        waiting = list(thread._streams.values())
+        deliver(deltas)
+        for loop in loops:
+            arrived = threading.Event()
+            loop.call_soon_threadsafe(arrived.set)
+            assert arrived.wait(10)
+        wait_for(lambda: all(stream.queue.empty() for stream in waiting))
+
+    thread._deliver = in_step  # type: ignore[method-assign]
+
+
+def test_choices_take_turns(client: TestClient, engine: EngineThread) -> None:
+    """A reader who keeps up sees every choice begin before any ends."""
+    keep_in_step(engine)
+    body = {"prompt": "A book", "n": 4, "seed": 4, "max_tokens": 8, "ignore_eos": True, "stream": True}
+    turns = [
+        choice["index"]
+        for event in events(client.post(COMPLETIONS, json=body))
+        for choice in event["choices"]
+    ]
+    assert sorted(set(turns)) == [0, 1, 2, 3]
+    assert len(turns) > 8
+    last_begins = max(turns.index(choice) for choice in range(4))
+    first_ends = min(len(turns) - 1 - turns[::-1].index(choice) for choice in range(4))
+    assert last_begins < first_ends
+
+
 @pytest.mark.parametrize("url", BODIES)
 def test_a_stream_of_four(client: TestClient, url: str) -> None:
-    """n=4: the choices take turns, each is whole and ends once, with the tokens of the same request that is
-    not streamed, however unlike their lengths; the prompt counts once and every token once."""
+    """n=4: each choice is whole and ends once, with the tokens of the same request that is not streamed,
+    however unlike their lengths; the prompt counts once and every token once."""
     body = {**BODIES[url], "n": 4, "seed": 4, "max_tokens": 24, "temperature": 1.5, "return_token_ids": True}
     body |= {"stop_token_ids": list(range(0, 256, 12)), "min_tokens": 5}
     if url == COMPLETIONS:
@@ -74,15 +109,14 @@ def test_a_stream_of_four(client: TestClient, url: str) -> None:
     whole = client.post(url, json=body).json()
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = events(client.post(url, json={**body, **options}))
-    pieces: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-    for at, chunk in enumerate(chunks):
+    pieces: dict[int, list[dict[str, Any]]] = {}
+    for chunk in chunks:
         (choice,) = chunk["choices"]
-        pieces.setdefault(choice["index"], []).append((at, choice))
+        pieces.setdefault(choice["index"], []).append(choice)
     assert sorted(pieces) == [0, 1, 2, 3]
-    assert max(mine[0][0] for mine in pieces.values()) < min(mine[-1][0] for mine in pieces.values())
     lengths = []
     for want in whole["choices"]:
-        mine = [choice for _, choice in pieces[want["index"]]]
+        mine = pieces[want["index"]]
         ids = [token for choice in mine for token in choice.get("token_ids") or []]
         assert ids == want["token_ids"]
         reasons = [choice["finish_reason"] for choice in mine]
