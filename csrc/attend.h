@@ -17,7 +17,7 @@
 #include "common.h"
 #include "fold.h"
 #include "math.h"
-#include "micro.h"
+#include "tile.h"
 
 namespace octavo {
 
@@ -28,7 +28,8 @@ struct Row {
   int strip;
 };
 
-template <class V>
+// Loops: Floats (tile.h) or Pairs (pairs.h), which say how a tile's keys, values, queries and weights lie.
+template <class V, class Loops>
 class TaskRunner {
  public:
   using F = typename V::F;
@@ -46,8 +47,8 @@ class TaskRunner {
       scratch += (floats + kAlign - 1) / kAlign * kAlign;
       return taken;
     };
-    panel_ = take(int64_t(kTile) * width);
-    staged_ = take(int64_t(kTile) * width);
+    float* panel = take(int64_t(kTile) * width);
+    loops_.init(call.cache, panel, take(int64_t(kTile) * width));
     query_ = take(states * width);
     out_ = take(states * width);
     total_ = take(states * width);
@@ -57,9 +58,6 @@ class TaskRunner {
     sum_ = take(states * kAlign);
     rowinfo_ = reinterpret_cast<Row*>(take(int64_t(rows_) * int64_t(sizeof(Row) / sizeof(float))));
     plain_ = call.softcap == 0 && !call.alibi && call.cache.dtype != DType::i8;
-    for (int j = 0; j < kTile; ++j) staged_place_[j] = int64_t(j) * width;
-    // Lanes beside a tile's keys have scores and weights too, of no effect but read.
-    for (int j = 0; j < kTile; ++j) key_scale_[j] = value_scale_[j] = 0;
   }
 
   void run() {
@@ -116,18 +114,10 @@ class TaskRunner {
     const int64_t at = rowinfo_[r].token * call_.query_token_stride + head * call_.query_head_stride;
     float* out = query_ + (int64_t(h) * rows_ + r) * width();
     switch (call_.query_dtype) {
-      case DType::f32: return load_scaled(reinterpret_cast<const float*>(call_.query) + at, out);
-      case DType::bf16: return load_scaled(reinterpret_cast<const bf16*>(call_.query) + at, out);
-      default: return load_scaled(reinterpret_cast<const f16*>(call_.query) + at, out);
+      case DType::f32: return loops_.load_query(reinterpret_cast<const float*>(call_.query) + at, call_.scale, out);
+      case DType::bf16: return loops_.load_query(reinterpret_cast<const bf16*>(call_.query) + at, call_.scale, out);
+      default: return loops_.load_query(reinterpret_cast<const f16*>(call_.query) + at, call_.scale, out);
     }
-  }
-
-  template <class T>
-  void load_scaled(const T* in, float* out) {
-    const F scale = V::set1(call_.scale);
-    int d = 0;
-    for (; d + V::width <= call_.cache.dim; d += V::width) V::store(out + d, V::mul(V::load(in + d), scale));
-    if (d < call_.cache.dim) V::store(out + d, V::mul(V::load_part(in + d, call_.cache.dim - d), scale));
   }
 
   void run_split(int split) {
@@ -137,52 +127,13 @@ class TaskRunner {
     const int last = (to - 1) / kTile * kTile;
     for (int tile = from / kTile * kTile; tile <= last; tile += kTile) {
       tile_ = tile;
-      begin_ = from > tile ? from - tile : 0;
-      end_ = to - tile < kTile ? to - tile : kTile;
-      find_rows();
-      find_lanes();
+      places_.begin = begin_ = from > tile ? from - tile : 0;
+      places_.end = end_ = to - tile < kTile ? to - tile : kTile;
+      find_places(call_.cache, table_, tile, places_);
       ahead_.clear();
       // Few rows leave the kernel waiting for memory; with many, arithmetic takes longer than reading.
       if (rows_ <= kFetchRows && tile < last) fetch_ahead(tile + kTile, to - tile - kTile);
       for (int h = 0; h < heads(); ++h) run_head(h);
-    }
-  }
-
-  // Where the values of keys begin..end-1 of the tile lie, and the keys where they are rows too. Lanes beside
-  // them get the place of a key, to be readable.
-  void find_rows() {
-    const CacheView& cache = call_.cache;
-    const bool keys = !cache.lanes();
-    const int size = cache.block_size;
-    int logical = (tile_ + begin_) / size, offset = (tile_ + begin_) % size;
-    for (int j = begin_; j < end_; ++logical, offset = 0) {
-      const int run = size - offset < end_ - j ? size - offset : end_ - j;
-      const int64_t block = table_[logical];
-      const int64_t value = block * cache.values.block + offset * cache.values.slot;
-      for (int i = 0; i < run; ++i) value_place_[j + i] = value + i * cache.values.slot;
-      if (keys) {
-        const int64_t key = block * cache.keys.block + offset * cache.keys.slot;
-        for (int i = 0; i < run; ++i) key_place_[j + i] = key + i * cache.keys.slot;
-      }
-      if (cache.dtype == DType::i8) {
-        const int64_t scale = block * cache.scales.block + offset * cache.scales.slot;
-        for (int i = 0; i < run; ++i) scale_place_[j + i] = scale + i * cache.scales.slot;
-      }
-      j += run;
-    }
-    if (!keys) return;
-    for (int j = 0; j < begin_; ++j) key_place_[j] = key_place_[begin_];
-    for (int j = end_; j < kTile; ++j) key_place_[j] = key_place_[begin_];
-  }
-
-  // Where each kAlign lanes of the tile begin, in a cache that holds lanes.
-  void find_lanes() {
-    const CacheView& cache = call_.cache;
-    if (cache.block_size % kAlign) return;
-    for (int j = begin_ / kAlign * kAlign; j < end_; j += kAlign) {
-      const int64_t block = table_[(tile_ + j) / cache.block_size], offset = (tile_ + j) % cache.block_size;
-      lane_place_[j / kAlign] = block * cache.keys.block + offset;
-      scale_lane_[j / kAlign] = block * cache.scales.block + offset;
     }
   }
 
@@ -202,7 +153,7 @@ class TaskRunner {
       j += run;
     }
     const int row_groups = (rows_ + kRowStep - 1) / kRowStep;
-    ahead_.start(int64_t(heads()) * row_groups * (cache.dim + kTile));
+    ahead_.start(int64_t(heads()) * row_groups * Loops::steps(cache.dim));
   }
 
   // Asks for `run` slots of a block, over the task's heads, in the fewest stretches.
@@ -231,12 +182,7 @@ class TaskRunner {
   }
 
   void run_head(int h) {
-    switch (call_.cache.dtype) {
-      case DType::f32: load_tile<float>(h); break;
-      case DType::bf16: load_tile<bf16>(h); break;
-      case DType::f16: load_tile<f16>(h); break;
-      case DType::i8: load_tile<int8_t>(h); load_scales(h); break;
-    }
+    loops_.load(places_, task_.head_begin + h, rows_, ahead_);
     // Scores of some rows first, then their values, so that K and V take turns in L1. Weights come between,
     // row by row: each is one long chain, and many rows fill the time of one.
     for (int begin = 0; begin < rows_; begin += kBatchRows) {
@@ -268,55 +214,6 @@ class TaskRunner {
     }
   }
 
-  // Readies a head's keys and values: as they lie where the loops can take them so, else widened to float32.
-  template <class T>
-  void load_tile(int h) {
-    constexpr int W = V::width;
-    const CacheView& cache = call_.cache;
-    const int first = begin_ / W, last = (end_ + W - 1) / W;
-    const T* key = reinterpret_cast<const T*>(cache.key) + (task_.head_begin + h) * cache.keys.head;
-    const T* value = reinterpret_cast<const T*>(cache.value) + (task_.head_begin + h) * cache.values.head;
-    // Widening once pays where several groups of rows follow.
-    const bool as_stored = sizeof(T) == sizeof(float) || rows_ <= kRowStep;
-    key_stored_ = cache.lanes() && as_stored;
-    if (cache.lanes()) {
-      for (int v = first; v < last; ++v) lane_[v] = key + lane_place_[v * W / kAlign] + v * W % kAlign;
-      lane_stride_ = cache.keys.dim;
-      if (!as_stored)
-        widen_keys<V, T>(reinterpret_cast<const T* const*>(lane_), lane_stride_, first, last, cache.dim, panel_);
-    } else {
-      pack_keys<V, T>(key, key_place_, first, last, cache.dim, panel_, ahead_);
-    }
-    if (!key_stored_) {
-      for (int v = first; v < last; ++v) lane_[v] = panel_ + v * W;
-      lane_stride_ = kTile;
-    }
-    value_stored_ = as_stored && cache.dim % W == 0;
-    value_ = value;
-    if (!value_stored_) {
-      stage_values<V, T>(value, value_place_, begin_, end_, cache.dim, staged_);
-      value_ = staged_;
-    }
-  }
-
-  void load_scales(int h) {
-    const CacheView& cache = call_.cache;
-    const int64_t skip = (task_.head_begin + h) * cache.scales.head;
-    const float *key = cache.key_scale + skip, *value = cache.value_scale + skip;
-    if (cache.scales.slot == 1 && cache.block_size % kAlign == 0) {
-      for (int j = begin_ / kAlign * kAlign; j < end_; j += V::width) {
-        const int64_t place = scale_lane_[j / kAlign] + j % kAlign;
-        V::store(key_scale_ + j, V::load(key + place));
-        V::store(value_scale_ + j, V::load(value + place));
-      }
-      return;
-    }
-    for (int j = begin_; j < end_; ++j) {
-      key_scale_[j] = key[scale_place_[j]];
-      value_scale_[j] = value[scale_place_[j]];
-    }
-  }
-
   // The tile's keys from..to-1 that any of R rows sees.
   template <int R>
   void seen(int r, int& from, int& to) const {
@@ -338,13 +235,7 @@ class TaskRunner {
     for (int i = 0; i < R; ++i) first_[at + i] = first, last_[at + i] = last;
     if (first == last) return;
     const int64_t state = int64_t(h) * rows_ + r;
-    float* s = weight_ + at * kTile;
-    switch (key_stored_ ? call_.cache.dtype : DType::f32) {
-      case DType::f32: score<R, float>(state, first, last, s); break;
-      case DType::bf16: score<R, bf16>(state, first, last, s); break;
-      case DType::f16: score<R, f16>(state, first, last, s); break;
-      case DType::i8: score<R, int8_t>(state, first, last, s); break;
-    }
+    loops_.template score<R>(query_ + state * width(), width(), first, last, weight_ + at * kTile, ahead_);
   }
 
   // Scores to weights, and how much the rows' sums so far shrink.
@@ -373,25 +264,8 @@ class TaskRunner {
     seen<R>(r, from, to);
     if (from >= to) return;
     const int64_t state = int64_t(h) * rows_ + r;
-    const float *s = weight_ + at * kTile, *rescale = rescale_ + at;
-    switch (value_stored_ ? call_.cache.dtype : DType::f32) {
-      case DType::f32: add_values<R, float>(state, from, to, s, rescale); break;
-      case DType::bf16: add_values<R, bf16>(state, from, to, s, rescale); break;
-      case DType::f16: add_values<R, f16>(state, from, to, s, rescale); break;
-      case DType::i8: add_values<R, int8_t>(state, from, to, s, rescale); break;
-    }
-  }
-
-  template <int R, class T>
-  void score(int64_t state, int first, int last, float* s) {
-    score_rows<V, R, T>(query_ + state * width(), width(), reinterpret_cast<const T* const*>(lane_), lane_stride_,
-                        call_.cache.dim, first, last, s, ahead_);
-  }
-
-  template <int R, class T>
-  void add_values(int64_t state, int from, int to, const float* s, const float* rescale) {
-    value_rows<V, R, T>(s, static_cast<const T*>(value_), value_stored_ ? value_place_ : staged_place_, from, to,
-                        call_.cache.dim, rescale, out_ + state * width(), width(), ahead_);
+    loops_.template add_values<R>(weight_ + at * kTile, from, to, rescale_ + at, out_ + state * width(), width(),
+                                  ahead_);
   }
 
   // Applies the options and the row's mask to its scores; returns the new largest.
@@ -409,7 +283,8 @@ class TaskRunner {
     const F hidden = V::set1(-INFINITY);
     for (int v = first; v < last; ++v) {
       F x = V::load(s + v * W);
-      if (call_.cache.dtype == DType::i8) x = V::mul(x, V::load(key_scale_ + v * W));
+      if constexpr (Loops::scales)
+        if (call_.cache.dtype == DType::i8) x = V::mul(x, V::load(loops_.key_scale() + v * W));
       if (cap != 0) x = V::mul(V::set1(cap), tanh<V>(V::div(x, V::set1(cap))));
       const F index = V::add(V::iota(), V::set1(float(v * W)));
       if (call_.alibi) {
@@ -442,14 +317,15 @@ class TaskRunner {
     constexpr int W = V::width;
     F p[N];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) p[i] = exp<V>(V::sub(V::load(s + (v + i) * W), shift));
+    for (int i = 0; i < N; ++i) p[i] = loops_.weight(V::sub(V::load(s + (v + i) * W), shift));
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) total = V::add(total, p[i]);
-    if (call_.cache.dtype == DType::i8)
+    if constexpr (Loops::scales)
+      if (call_.cache.dtype == DType::i8)
 #pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) p[i] = V::mul(p[i], V::load(value_scale_ + (v + i) * W));
+        for (int i = 0; i < N; ++i) p[i] = V::mul(p[i], V::load(loops_.value_scale() + (v + i) * W));
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) V::store(s + (v + i) * W, p[i]);
+    for (int i = 0; i < N; ++i) loops_.store_weights(s, v + i, p[i]);
     return total;
   }
 
@@ -487,26 +363,20 @@ class TaskRunner {
   const int32_t* table_;
   int rows_, low_, high_;         // rows per head; positions that any of them sees
   int tile_, begin_, end_;        // the tile's position; keys begin_..end_-1 of it are read
-  bool plain_;                      // no option changes a score
-  bool key_stored_, value_stored_;  // read from the cache as they lie
-  float *panel_, *staged_, *query_, *out_, *total_, *top_, *total_top_, *total_sum_, *sum_;
+  bool plain_;                    // no option changes a score
+  Places places_;                 // of the tile
+  Loops loops_;
+  float *query_, *out_, *total_, *top_, *total_top_, *total_sum_, *sum_;
   Row* rowinfo_;
-  int64_t key_place_[kTile], value_place_[kTile], scale_place_[kTile], staged_place_[kTile];
   int first_[kBatchRows], last_[kBatchRows];  // vectors of the tile with scores, per row of the batch
-  int64_t lane_place_[kTile / kAlign], scale_lane_[kTile / kAlign];
-  const void* lane_[kTile / V::width];  // a head's keys, vector by vector; see score_rows
-  int64_t lane_stride_;
-  const void* value_;                   // a head's values
   Ahead<V> ahead_;
   alignas(64) float weight_[kBatchRows * kTile];        // scores, then weights, of a batch of rows
   alignas(64) float rescale_[kBatchRows + kAlign];      // of their sums so far; stores may run over
-  alignas(64) float key_scale_[kTile];
-  alignas(64) float value_scale_[kTile];
 };
 
-template <class V>
+template <class V, class Loops = Floats<V>>
 void attend(const Call& call, const Task& task, float* scratch) {
-  TaskRunner<V>(call, task, scratch).run();
+  TaskRunner<V, Loops>(call, task, scratch).run();
 }
 
 }  // namespace octavo

@@ -138,5 +138,6 @@ constexpr int64_t scratch_floats(int64_t rows, int dim) {
 const Kernels* kernels_baseline();
 const Kernels* kernels_avx2();    // null where not compiled in
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512bf16();
 
 }  // namespace octavo

@@ -22,7 +22,8 @@ bool runs_here(const Kernels* kernels) {
   __builtin_cpu_init();
   if (name == "avx2")
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (name == "avx512")
+  if (name == "avx512bf16" && !__builtin_cpu_supports("avx512bf16")) return false;
+  if (name == "avx512" || name == "avx512bf16")
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -32,7 +33,7 @@ bool runs_here(const Kernels* kernels) {
 
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> found;
-  for (const Kernels* kernels : {kernels_avx512(), kernels_avx2(), kernels_baseline()})
+  for (const Kernels* kernels : {kernels_avx512bf16(), kernels_avx512(), kernels_avx2(), kernels_baseline()})
     if (runs_here(kernels)) found.push_back(kernels);
   return found;
 }
