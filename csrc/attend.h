@@ -252,9 +252,11 @@ class TaskRunner {
       V::store(rescale_ + at, exp<V>(V::sub(V::load(old_top + at), V::load(top_ + state + begin + at))));
     for (int r = begin; r < end; ++r) {
       const int at = r - begin;
-      if (first_[at] < last_[at])
-        weigh(first_[at], last_[at], top_[state + r], rescale_[at], weight_ + at * kTile,
-              sum_ + (state + r) * kAlign);
+      if (first_[at] == last_[at]) continue;
+      float* sums = sum_ + (state + r) * kAlign;
+      F sum = V::mul(V::load(sums), V::set1(rescale_[at]));
+      loops_.weigh(first_[at], last_[at], V::set1(top_[state + r]), sum, weight_ + at * kTile);
+      V::store(sums, sum);
     }
   }
 
@@ -284,7 +286,7 @@ class TaskRunner {
     for (int v = first; v < last; ++v) {
       F x = V::load(s + v * W);
       if constexpr (Loops::scales)
-        if (call_.cache.dtype == DType::i8) x = V::mul(x, V::load(loops_.key_scale() + v * W));
+        if (call_.cache.dtype == DType::i8) x = loops_.scaled(x, v);
       if (cap != 0) x = V::mul(V::set1(cap), tanh<V>(V::div(x, V::set1(cap))));
       const F index = V::add(V::iota(), V::set1(float(v * W)));
       if (call_.alibi) {
@@ -299,34 +301,6 @@ class TaskRunner {
       best = V::max(best, x);
     }
     return V::hmax(best);
-  }
-
-  // Turns scores into weights and adds them to the row's sums, lane by lane.
-  void weigh(int first, int last, float top, float rescale, float* s, float* sum) {
-    const F shift = V::set1(top);
-    F total = V::mul(V::load(sum), V::set1(rescale));
-    int v = first;
-    for (; v + 4 <= last; v += 4) total = weigh_vectors<4>(v, shift, s, total);
-    for (; v < last; ++v) total = weigh_vectors<1>(v, shift, s, total);
-    V::store(sum, total);
-  }
-
-  // Side by side, since each exp is one long chain; added in order.
-  template <int N>
-  __attribute__((always_inline)) F weigh_vectors(int v, F shift, float* s, F total) {
-    constexpr int W = V::width;
-    F p[N];
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) p[i] = loops_.weight(V::sub(V::load(s + (v + i) * W), shift));
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) total = V::add(total, p[i]);
-    if constexpr (Loops::scales)
-      if (call_.cache.dtype == DType::i8)
-#pragma GCC unroll 4
-        for (int i = 0; i < N; ++i) p[i] = V::mul(p[i], V::load(loops_.value_scale() + (v + i) * W));
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) loops_.store_weights(s, v + i, p[i]);
-    return total;
   }
 
   void fold_into_total() {

@@ -17,8 +17,9 @@
 
 namespace octavo {
 
-template <class V, int R, int C>
-void score_pairs_block(const bf16* q, int64_t q_stride, const bf16* keys, int pairs, float* s, Ahead<V>& ahead) {
+// fetch(i, k): the i-th pair of dimensions of C vectors of keys.
+template <class V, int R, int C, class Fetch>
+void score_pairs_block(const bf16* q, int64_t q_stride, int pairs, Fetch fetch, float* s, Ahead<V>& ahead) {
   typename V::F sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -27,8 +28,7 @@ void score_pairs_block(const bf16* q, int64_t q_stride, const bf16* keys, int pa
   for (int i = 0; i < pairs; ++i) {
     ahead.step();
     typename V::P k[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) k[c] = V::load_pairs(keys + (int64_t(i) * kTile + c * V::width) * 2);
+    fetch(i, k);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const typename V::P x = V::set_pair(q + r * q_stride + i * 2);
@@ -42,10 +42,10 @@ void score_pairs_block(const bf16* q, int64_t q_stride, const bf16* keys, int pa
     for (int c = 0; c < C; ++c) V::store(s + r * kTile + c * V::width, sum[r][c]);
 }
 
-// values: of the first pair, at the block's first dimension.
-template <class V, int R, int C>
-void value_pairs_block(const bf16* p, const bf16* values, int64_t width, int first, int last,
-                       const float* rescale, float* o, int64_t o_stride, Ahead<V>& ahead) {
+// fetch(j, v): C vectors of dimensions of the j-th pair of values.
+template <class V, int R, int C, class Fetch>
+void value_pairs_block(const bf16* p, int first, int last, Fetch fetch, const float* rescale, float* o,
+                       int64_t o_stride, Ahead<V>& ahead) {
   typename V::F sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -56,8 +56,7 @@ void value_pairs_block(const bf16* p, const bf16* values, int64_t width, int fir
   for (int j = first; j < last; ++j) {
     ahead.step();
     typename V::P v[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) v[c] = V::load_pairs(values + (j * width + c * V::width) * 2);
+    fetch(j, v);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const typename V::P x = V::set_pair(p + r * (2 * kTile) + j * 2);
@@ -95,58 +94,109 @@ class Pairs {
     if (d < dim) V::store_rounded(out + d, V::mul(V::load_part(in + d, dim - d), scale));
   }
 
-  void load(const Places& at, int head, int, Ahead<V>&) {
+  // Few rows take keys and values as they lie; for more they are paired once, into L1. The bits are the same.
+  void load(const Places& at, int head, int rows, Ahead<V>&) {
     const CacheView& cache = *cache_;
     const bf16* key = reinterpret_cast<const bf16*>(cache.key) + head * cache.keys.head;
+    const bf16* value = reinterpret_cast<const bf16*>(cache.value) + head * cache.values.head;
+    for (int j = at.begin / 2 * 2; j < (at.end + 1) / 2 * 2; ++j)
+      value_[j] = j < at.begin || j >= at.end ? zeros() : value + at.value[j];
+    direct_ = rows <= kRowStep && cache.lanes() && cache.keys.dim == V::width && cache.dim % (V::cols * V::width) == 0;
     const int first = at.begin / V::width, last = (at.end + V::width - 1) / V::width;
-    for (int v = first; v < last; ++v) {
+    for (int v = first; v < last; ++v) lane_[v] = key + at.lane[v * V::width / kAlign];
+    for (int v = first; v < last && !direct_; ++v) {
       if (cache.lanes()) {
-        pair_lanes(key + at.lane[v * V::width / kAlign] + v * V::width % kAlign, v);
+        pair_lanes(lane_[v], v);
       } else {
         pair_rows(key, at.key + v * V::width, v);
       }
     }
-    pair_values(reinterpret_cast<const bf16*>(cache.value) + head * cache.values.head, at);
+    if (!direct_) pair_values(at);
   }
 
   template <int R>
   void score(const float* query, int64_t stride, int first, int last, float* s, Ahead<V>& ahead) {
     const bf16* q = reinterpret_cast<const bf16*>(query);
-    const int pairs = (cache_->dim + 1) / 2;
     int v = first;
-    for (; v + V::cols <= last; v += V::cols)
-      score_pairs_block<V, R, V::cols>(q, stride * 2, keys_ + v * V::width * 2, pairs, s + v * V::width, ahead);
-    for (; v < last; ++v)
-      score_pairs_block<V, R, 1>(q, stride * 2, keys_ + v * V::width * 2, pairs, s + v * V::width, ahead);
+    for (; v + V::cols <= last; v += V::cols) score_vectors<R, V::cols>(q, stride * 2, v, s, ahead);
+    for (; v < last; ++v) score_vectors<R, 1>(q, stride * 2, v, s, ahead);
   }
 
-  F weight(F shifted_score) { return V::rounded(V::short_exp(shifted_score)); }
-
-  // In place: a row's scores before vector v have been read, and its weights take half their room.
-  void store_weights(float* s, int v, F weights) {
-    V::store_rounded(reinterpret_cast<bf16*>(s) + v * V::width, weights);
+  // Turns scores of vectors first..last-1 into weights in their place, which take half their room, and adds
+  // these to the row's sums, lane by lane.
+  void weigh(int first, int last, F top, F& sum, float* s) {
+    bf16* p = reinterpret_cast<bf16*>(s);
+    for (int v = first / 2 * 2; v < last; v += 2) {
+      const F a = v < first ? V::zero() : V::short_exp(V::load(s + v * V::width), top);
+      const F b = v + 1 < last ? V::short_exp(V::load(s + (v + 1) * V::width), top) : V::zero();
+      const typename V::P weights = V::rounded(a, b);
+      sum = V::dot(weights, V::ones(), sum);
+      V::store_pairs(p + v * V::width, weights);
+    }
   }
 
   // Weights beside a row's keys are zeros, and so are values beside the tile's, so whole pairs are added.
   template <int R>
   void add_values(const float* s, int from, int to, const float* rescale, float* o, int64_t stride,
                   Ahead<V>& ahead) {
+    constexpr int W = V::width, C = V::cols;
     const bf16* p = reinterpret_cast<const bf16*>(s);
     const int first = from / 2, last = (to + 1) / 2, width = padded(cache_->dim);
     int d = 0;
-    for (; d + V::cols * V::width <= width; d += V::cols * V::width)
-      value_pairs_block<V, R, V::cols>(p, values_ + d * 2, width, first, last, rescale, o + d, stride, ahead);
-    for (; d < width; d += V::width)
-      value_pairs_block<V, R, 1>(p, values_ + d * 2, width, first, last, rescale, o + d, stride, ahead);
+    for (; d + C * W <= width; d += C * W) {
+      const auto lying = [&](int j, typename V::P(&v)[C]) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c += 2)
+          V::zip_two(value_[2 * j] + d + c * W, value_[2 * j + 1] + d + c * W, v[c], v[c + 1]);
+      };
+      const auto paired = [&](int j, typename V::P(&v)[C]) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) v[c] = V::load_pairs(values_ + (j * width + d + c * W) * 2);
+      };
+      if (direct_) {
+        value_pairs_block<V, R, C>(p, first, last, lying, rescale, o + d, stride, ahead);
+      } else {
+        value_pairs_block<V, R, C>(p, first, last, paired, rescale, o + d, stride, ahead);
+      }
+    }
+    for (; d < width; d += W) {
+      const auto paired = [&](int j, typename V::P(&v)[1]) { v[0] = V::load_pairs(values_ + (j * width + d) * 2); };
+      value_pairs_block<V, R, 1>(p, first, last, paired, rescale, o + d, stride, ahead);
+    }
   }
 
  private:
+  static const bf16* zeros() {
+    static constexpr bf16 row[kMaxDim] = {};
+    return row;
+  }
+
+  template <int R, int C>
+  void score_vectors(const bf16* q, int64_t stride, int v, float* s, Ahead<V>& ahead) {
+    const int pairs = (cache_->dim + 1) / 2;
+    if (direct_) {
+      const auto lying = [&](int i, typename V::P(&k)[C]) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) k[c] = V::zip_halves(lane_[v + c] + i * 2 * V::width);
+      };
+      return score_pairs_block<V, R, C>(q, stride, pairs, lying, s + v * V::width, ahead);
+    }
+    const auto paired = [&](int i, typename V::P(&k)[C]) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) k[c] = V::load_pairs(keys_ + (i * kTile + (v + c) * V::width) * 2);
+    };
+    score_pairs_block<V, R, C>(q, stride, pairs, paired, s + v * V::width, ahead);
+  }
+
   // Keys that lie in lanes, into vector v of the tile.
   void pair_lanes(const bf16* lane, int v) {
+    const int dim = cache_->dim;
     const int64_t stride = cache_->keys.dim;
     bf16* out = keys_ + v * V::width * 2;
-    for (int d = 0; d < cache_->dim; d += 2, out += kTile * 2)
-      V::store_pairs(out, V::zip(lane + d * stride, d + 1 < cache_->dim ? lane + (d + 1) * stride : nullptr));
+    for (int d = 0; d < dim; d += 2, out += kTile * 2) {
+      const bf16* next = d + 1 < dim ? lane + (d + 1) * stride : zeros();
+      V::store_pairs(out, V::zip(lane + d * stride, next));
+    }
   }
 
   // Keys that lie as rows, where pairs of dimensions are side by side: transposed as such.
@@ -165,21 +215,31 @@ class Pairs {
     }
   }
 
-  void pair_values(const bf16* value, const Places& at) {
+  void pair_values(const Places& at) {
     constexpr int W = V::width;
     const int dim = cache_->dim;
     for (int j = at.begin / 2 * 2; j < at.end; j += 2) {
-      const bf16* a = j >= at.begin ? value + at.value[j] : nullptr;
-      const bf16* b = j + 1 < at.end ? value + at.value[j + 1] : nullptr;
-      bf16* out = values_ + int64_t(j / 2) * padded(dim) * 2;
+      const bf16 *a = value_[j], *b = value_[j + 1];
+      bf16* out = values_ + int64_t(j) * padded(dim);
       int d = 0;
-      for (; d + W <= dim; d += W) V::store_pairs(out + d * 2, V::zip(a ? a + d : a, b ? b + d : b));
-      if (d < dim) V::store_pairs(out + d * 2, V::zip_part(a ? a + d : a, b ? b + d : b, dim - d));
+      for (; d + 2 * W <= dim; d += 2 * W) {
+        typename V::P first, second;
+        V::zip_two(a + d, b + d, first, second);
+        V::store_pairs(out + d * 2, first);
+        V::store_pairs(out + (d + W) * 2, second);
+      }
+      for (; d < dim; d += W) {
+        const int count = dim - d < W ? dim - d : W;
+        V::store_pairs(out + d * 2, V::zip_part(a + d, b + d, count));
+      }
     }
   }
 
   const CacheView* cache_;
-  bf16 *keys_, *values_;
+  bf16 *keys_, *values_;                // paired
+  bool direct_;                         // not paired: read as they lie
+  const bf16* lane_[kTile / V::width];  // a head's keys, vector by vector
+  const bf16* value_[kTile];            // and its values; zeros beside those that are read
 };
 
 }  // namespace octavo

@@ -94,8 +94,12 @@ class Floats {
     }
   }
 
-  F weight(F shifted_score) { return exp<V>(shifted_score); }
-  void store_weights(float* s, int v, F weights) { V::store(s + v * V::width, weights); }
+  // Turns scores of vectors first..last-1 into weights and adds them to the row's sums, lane by lane.
+  void weigh(int first, int last, F top, F& sum, float* s) {
+    int v = first;
+    for (; v + 4 <= last; v += 4) weigh_vectors<4>(v, top, sum, s);
+    for (; v < last; ++v) weigh_vectors<1>(v, top, sum, s);
+  }
 
   // o [R][dim] = o * rescale + weights . values from..to-1.
   template <int R>
@@ -109,8 +113,8 @@ class Floats {
     }
   }
 
-  const float* key_scale() const { return key_scale_; }
-  const float* value_scale() const { return value_scale_; }
+  // Scores of an int8 cache's keys become those of the numbers they stand for.
+  F scaled(F scores, int v) { return V::mul(scores, V::load(key_scale_ + v * V::width)); }
 
  private:
   template <class T>
@@ -159,6 +163,22 @@ class Floats {
       key_scale_[j] = key[at.scale[j]];
       value_scale_[j] = value[at.scale[j]];
     }
+  }
+
+  // Side by side, since each exp is one long chain; added in order.
+  template <int N>
+  __attribute__((always_inline)) void weigh_vectors(int v, F top, F& sum, float* s) {
+    constexpr int W = V::width;
+    F p[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) p[i] = exp<V>(V::sub(V::load(s + (v + i) * W), top));
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) sum = V::add(sum, p[i]);
+    if (cache_->dtype == DType::i8)
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) p[i] = V::mul(p[i], V::load(value_scale_ + (v + i) * W));
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) V::store(s + (v + i) * W, p[i]);
   }
 
   template <int R, class T>
