@@ -28,8 +28,16 @@ void in_parts(int64_t count, int64_t bytes, int threads, Body body) {
 
 }  // namespace
 
+std::vector<std::string> ops_isas() {
+  std::vector<std::string> names;
+  for (const std::string& name : available_isas())
+    for (const OpsKernels* kernels : {ops_avx512(), ops_avx2(), ops_baseline()})
+      if (kernels && name == kernels->name) names.push_back(name);
+  return names;
+}
+
 Ops::Ops(const std::string& isa) : kernels_(nullptr) {
-  const std::vector<std::string> names = available_isas();
+  const std::vector<std::string> names = ops_isas();
   if (std::find(names.begin(), names.end(), isa) != names.end())
     for (const OpsKernels* kernels : {ops_avx512(), ops_avx2(), ops_baseline()})
       if (kernels && isa == kernels->name) kernels_ = kernels;

@@ -73,6 +73,9 @@ struct Draw {
   uint64_t seed, branch, position;
 };
 
+// Names of the instruction sets that the operations have here, fastest first.
+std::vector<std::string> ops_isas();
+
 class Ops {
  public:
   explicit Ops(const std::string& isa);  // throws std::invalid_argument where it is not available

@@ -58,6 +58,7 @@ std::vector<int64_t> run_sample(const Ops& ops, uintptr_t logits, int64_t row_st
 }  // namespace
 
 void bind_ops(nb::module_& module) {
+  module.def("ops_isas", &ops_isas);
   nb::class_<Ops>(module, "Ops")
       .def(nb::init<const std::string&>())
       .def_prop_ro("isa", [](const Ops& ops) { return std::string(ops.isa()); })

@@ -7,6 +7,7 @@ max_head_dim: int
 lanes: int
 
 def available_isas() -> list[str]: ...
+def ops_isas() -> list[str]: ...
 
 class Cache:
     def __init__(

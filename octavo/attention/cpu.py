@@ -36,7 +36,8 @@ class CpuBackend:
     A query's result depends on that query and its sequence's keys and values alone: its bits are the
     same in any batch, chunking, number of threads and placement in the pool.
 
-    isa: "avx512", "avx2" or "baseline"; the fastest that the machine has when None. checked: every
+    isa: "avx512bf16", "avx512", "avx2" or "baseline"; the fastest that the machine has when None. The first
+    differs from "avx512" where the cache holds bfloat16 alone: it multiplies pairs of that. checked: every
     block id and length of a batch is validated before anything is read. share: blocks that sequences
     of a step have in common are read once for all of them; no result depends on it.
     Calls from two threads wait for each other. Raises BackendUnavailable for an isa not in ISAS.
@@ -125,7 +126,8 @@ class CpuBackend:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from query `[T, Hq, D]` over the cache; see `AttentionBackend.paged_attention`.
 
-        query is float32, bfloat16 or float16; arithmetic is float32. Raises BatchError, before
+        query is float32, bfloat16 or float16; arithmetic is float32, but that "avx512bf16" rounds
+        queries and weights to bfloat16 where the cache holds that. Raises BatchError, before
         anything is read, on shapes and dtypes that do not fit and, when checked, on any length or
         block id outside the table or the pool, with the row and position. Cost: one read of the
         visible keys and values, shared blocks once.

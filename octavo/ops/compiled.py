@@ -21,7 +21,7 @@ except ImportError as error:
     ISAS: tuple[str, ...] = ()
     _missing = str(error)
 else:
-    ISAS = tuple(_cpu.available_isas())
+    ISAS = tuple(_cpu.ops_isas())
     _missing = ""
 
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
