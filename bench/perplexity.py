@@ -3,6 +3,7 @@
     python -m bench.perplexity TEXT... [--tokens 50000] [--weights float32 auto int8 int4] [--model smollm2]
                                [--as-floats]
 
+A format may name the KV cache's too, as in auto/bfloat16; without, keys and values are kept in float32.
 TEXT: files, or directories whose .txt and .jsonl files are taken in order; of a .jsonl line every string in
 it. The text is cut into windows of --window tokens, each scored from its second token on with a fresh cache.
 --as-floats takes the numbers of a GGUF file as a checkpoint of floats would hold them, so that int8 and int4
@@ -25,6 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the commands do, befor
 import torch
 
 from octavo.attention import AttentionBatch, LayerCache, make_backend
+from octavo.engine.config import STORED
 from octavo.models import LoadedModel, load_model
 from octavo.models.build import build_decoder
 from octavo.models.gguf_file import GgufFile
@@ -84,12 +86,12 @@ def token_ids(model: LoadedModel, paths: list[Path], count: int) -> list[int]:
 
 
 @torch.inference_mode()
-def score(model: LoadedModel, ids: list[int], window: int) -> tuple[float, torch.Tensor]:
+def score(model: LoadedModel, ids: list[int], window: int, kv_dtype: str) -> tuple[float, torch.Tensor]:
     """Sum of negative log likelihoods, and the likeliest token at each scored position."""
     config, backend, block = model.config, make_backend(), 16
     blocks = -(-window // block)
     caches = [
-        LayerCache.allocate(blocks, block, config.num_kv_heads, config.head_dim, torch.float32)
+        LayerCache.allocate(blocks, block, config.num_kv_heads, config.head_dim, STORED[kv_dtype])
         for _ in range(config.num_layers)
     ]
     table = torch.arange(blocks, dtype=torch.int32)[None]
@@ -123,19 +125,20 @@ def main() -> None:
     parser.add_argument("--as-floats", action="store_true")
     args = parser.parse_args()
     base: tuple[float, torch.Tensor] | None = None
-    for weights in args.weights:
+    for chosen in args.weights:
+        weights, _, kv_dtype = chosen.partition("/")
         model = load(args.model, weights, args.as_floats)
         ids = token_ids(model, args.text, args.tokens)
-        loss, best = score(model, ids, args.window)
+        loss, best = score(model, ids, args.window, kv_dtype or "float32")
         perplexity = math.exp(loss / len(best))
         base = base or (perplexity, best)
         same = float((best == base[1]).float().mean())
         change = f"{perplexity / base[0] - 1:+.3%} of {args.weights[0]}"
         print(
-            f"{weights:8} perplexity {perplexity:9.4f} ({change}), same likeliest token {same:.2%}",
+            f"{chosen:14} perplexity {perplexity:9.4f} ({change}), same likeliest token {same:.2%}",
             flush=True,
         )
-        print(f"         {len(best)} tokens scored; {model.decoder.weights_note}", flush=True)
+        print(f"               {len(best)} tokens scored; {model.decoder.weights_note}", flush=True)
 
 
 if __name__ == "__main__":
