@@ -49,6 +49,7 @@ class CpuBackend:
         if isa is not None and isa not in ISAS:
             raise BackendUnavailable(f"cpu ({isa})", f"this machine has {', '.join(ISAS)}")
         self.engine = _cpu.Engine(isa or ISAS[0])
+        self.half = torch.bfloat16 if self.isa == "avx512bf16" else torch.float16
         self._checked = checked
         self._share = share
 

@@ -135,9 +135,13 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """What a kernel package provides. A class that derives from this one inherits rotate_and_write_kv."""
+    """What a kernel package provides. A class that derives from this one inherits rotate_and_write_kv.
+
+    half: of the dtypes of sixteen bits, that in which its kernels like keys and values best.
+    """
 
     name: str
+    half: torch.dtype
 
     def allocate(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -36,6 +36,7 @@ class ReferenceBackend(AttentionBackend):
     """
 
     name: str = "reference"
+    half: torch.dtype = torch.float16
 
     def __init__(self, compute_dtype: torch.dtype = torch.float32) -> None:
         self.compute_dtype = compute_dtype

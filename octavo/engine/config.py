@@ -28,24 +28,23 @@ JUDGED_ROWS = 64
 class EngineConfig:
     """Options of LLM and of the command line.
 
-    model: smollm2, a directory, a .gguf file or a hub name. dtype: of hidden states.
-    block_size: token slots per KV block, 1..256; None chooses (defaults.py). kv_memory: bytes for the
-    KV cache ("2GiB", or "auto": what the machine can spare), or num_blocks: that many blocks; not both;
-    by default 2GiB. max_num_seqs:
-    sequences that run at once. max_batched_tokens: tokens that one step computes. max_model_len:
-    tokens of prompt and output together; by default the model's own context, or what the cache holds
-    if that is less. prefix_caching: reuse computed blocks. host_cache: bytes of host memory where
-    evicted blocks go. disk_cache: a file or directory where they go next, kept across restarts, of at
+    model: smollm2, a directory, a .gguf file or a hub name. dtype: of hidden states. block_size: token
+    slots per KV block, 1..256; None chooses (defaults.py). kv_memory: bytes for the KV cache ("2GiB", or
+    "auto": what the machine can spare), or num_blocks: that many blocks; not both; by default 2GiB.
+    max_num_seqs: sequences that run at once. max_batched_tokens: tokens that one step computes.
+    max_model_len: tokens of prompt and output together; by default the model's own context, or what the
+    cache holds if that is less. prefix_caching: reuse computed blocks. host_cache: bytes of host memory
+    where evicted blocks go. disk_cache: a file or directory where they go next, kept across restarts, of at
     most disk_cache_size bytes (default 4GiB). checked: validate every block id and length each step.
-    kv_dtype: of stored keys and values, "auto" for that of the weights; int8 has a scale per token and
-    head. weights: auto (as the checkpoint stores them), float32, int8 or int4; see load_model. schedule:
-    who is admitted first: fcfs, priority, prefix (longest cached prefix) or fair (per tenant, by
-    tenant_weights, 1 where not named). preemption: what becomes of the KV of a sequence that must wait:
-    recompute, swap (to host_cache) or auto. max_queue: sequences that may wait beyond max_num_seqs; None
-    is no limit. threads: that a step computes with; None takes what the process may use (cpus.py).
-    speculate: tokens that a sequence may guess from its own text each step, checked in the same pass;
-    0..16, 0 is off. draft_model: guesses them instead, a model of the same vocabulary; its KV cache has as
-    many blocks, and kv_memory covers both.
+    kv_dtype: of stored keys and values, "auto" for that of float weights and sixteen bits beside quantised
+    ones (defaults.py); int8 has a scale per token and head. weights: auto (as the checkpoint stores them),
+    float32, int8 or int4; see load_model. schedule: who is admitted first: fcfs, priority, prefix (longest
+    cached prefix) or fair (per tenant, by tenant_weights, 1 where not named). preemption: what becomes of
+    the KV of a sequence that must wait: recompute, swap (to host_cache) or auto. max_queue: sequences that
+    may wait beyond max_num_seqs; None is no limit. threads: that a step computes with; None takes what the
+    process may use (cpus.py). speculate: tokens that a sequence may guess from its own text each step,
+    checked in the same pass; 0..16, 0 is off. draft_model: guesses them instead, a model of the same
+    vocabulary; its KV cache has as many blocks, and kv_memory covers both.
     """
 
     model: str = "smollm2"

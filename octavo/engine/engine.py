@@ -64,7 +64,7 @@ class Engine:
         self.threads = set_threads(config.threads)
         self.backend = backend if backend is not None else make_backend()
         weights_dtype = str(model.decoder.dtype).removeprefix("torch.")
-        self.kv_format = choose_format(config, weights_dtype, self.backend.name)
+        self.kv_format = choose_format(config, weights_dtype, model.decoder.quantised, self.backend)
         context = model.config.position_limit or model.config.max_position_embeddings
         self.activations = self._activations(model, draft)
         self.budget = Budget.plan(

@@ -13,7 +13,7 @@ from octavo.engine.config import AUTO, DTYPES, Budget, EngineConfig
 from octavo.engine.defaults import choose_format, shape_of
 from octavo.engine.errors import ConfigError
 from octavo.kv import KV_DTYPES, LIBRARIES, KVShape, requests_that_fit, reserve_in
-from octavo.models import WEIGHTS, Header, ModelError, activation_bytes, weights_bytes
+from octavo.models import WEIGHTS, Header, ModelError, activation_bytes, quantised, weights_bytes
 
 TOKENIZER_BYTES = 320
 """Of memory for each entry of a vocabulary, as measured on one of 49,152 entries (15.5 MB)."""
@@ -95,7 +95,9 @@ def plan_memory(
             "memory, a smaller dtype or a smaller model",
             param="dtype",
         )
-    format = choose_format(config, config.dtype, make_backend().name)
+    format = choose_format(
+        config, config.dtype, quantised(header, config.dtype, config.weights), make_backend()
+    )
     shape = shape_of(model, format.dtype)
     context = model.position_limit or model.max_position_embeddings
     budget = Budget.plan(

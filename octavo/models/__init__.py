@@ -13,7 +13,7 @@ from octavo.models.errors import (
     TokenizerError,
     UnsupportedModel,
 )
-from octavo.models.header import Header, activation_bytes, load_header, weights_bytes
+from octavo.models.header import Header, activation_bytes, load_header, quantised, weights_bytes
 from octavo.models.load import LoadedModel, load_model
 from octavo.models.resolve import resolve_model
 from octavo.models.tokenizer import Tokenizer
@@ -37,6 +37,7 @@ __all__ = [
     "activation_bytes",
     "load_header",
     "load_model",
+    "quantised",
     "resolve_model",
     "weights_bytes",
 ]

@@ -62,6 +62,11 @@ class Decoder:
         """What computes the products of matrices."""
         return self._projections.kernels
 
+    @property
+    def quantised(self) -> bool:
+        """Whether products round hidden states to eight bits, as with weights of four and eight bits."""
+        return self._projections.quantised
+
     @torch.inference_mode()
     def forward(
         self,

@@ -19,7 +19,7 @@ from octavo.models.gguf_file import GgufFile
 from octavo.models.gguf_loader import GgufWeights
 from octavo.models.load import read_json
 from octavo.models.resolve import is_hub_name, resolve_model
-from octavo.models.weights import expected_shapes
+from octavo.models.weights import EMBEDDING, expected_shapes
 
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SAMPLED_COPIES = 4
@@ -73,6 +73,13 @@ def weights_bytes(header: Header, dtype: str, weights: str) -> int:
         total += packed_bytes(kind, outputs, shapes[names[0]][1], biased=bool(biased), paired=paired)
         seen |= {*names, *biased}
     return total + 4 * sum(math.prod(shape) for name, shape in shapes.items() if name not in seen)
+
+
+def quantised(header: Header, dtype: str, weights: str) -> bool:
+    """What Decoder.quantised would be with these options."""
+    kinds = packed_matrices(header.config, header.types, dtype, weights) or ()
+    tied = header.config.tie_word_embeddings
+    return any(kind != "float32" for names, kind, _ in kinds if tied or names != (EMBEDDING,))
 
 
 def activation_bytes(config: ModelConfig, value_bytes: int, num_tokens: int, num_rows: int) -> int:

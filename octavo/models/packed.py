@@ -57,6 +57,11 @@ class PackedProjections:
         self._embedding, self._head = embedding, head
         self.kernels = f"cpu ({engine.isa})"
         self._engine, self._eps = engine, eps
+        matrices = [
+            head,
+            *(each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        ]
+        self.quantised = any(matrix.kind != "float32" for matrix in matrices)
         self._qkv_width = layers[0].qkv.outputs
         self.weights_bytes = embedding.num_bytes + 4 * final_norm.numel()
         self.weights_bytes += sum(layer.num_bytes for layer in layers)

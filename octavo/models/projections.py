@@ -66,6 +66,10 @@ class Projections(Protocol):
     def kernels(self) -> str:
         """What computes the products, for the start-up table."""
 
+    @property
+    def quantised(self) -> bool:
+        """Whether products round hidden states to eight bits, as with weights of four and eight bits."""
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Hidden `[T, E]` of token ids `[T]` int64, the caller's to change."""
 
@@ -114,6 +118,7 @@ class TorchProjections:
     """
 
     kernels = "torch"
+    quantised = False
 
     def __init__(
         self, embedding: Tensor, layers: Sequence[LayerWeights], final_norm: Tensor, head: Tensor, eps: float

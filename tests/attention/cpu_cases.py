@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 KINDS = ("prefill", "chunk at 0", "chunk at bs", "chunk at bs+3", "decode", "mixed", "long")
 TOLERANCE = 1e-5
 PAIRS = "avx512bf16"
-"""Rounds queries and weights to bfloat16 where the cache holds that, and differs from "avx512" in nothing else."""
+"""Rounds queries and weights to bfloat16 where the cache holds that, and is "avx512" in all else."""
 
 
 def shapes_of(kind: str, block_size: int) -> list[Shape]:

@@ -219,7 +219,8 @@ def test_what_must_change_does_reach_the_target(folders: list[Path]) -> None:
         assert wanted > 0
         assert changes(plan, context, plan.fitting(context)) == []
         every = changes(plan, context, wanted)
-        ways = {w.option: int(w.value.replace(",", "")) for w in every if w.option != "--kv-dtype"}
+        formats = ("--kv-dtype", "--weights")
+        ways = {w.option: int(w.value.replace(",", "")) for w in every if w.option not in formats}
         assert plan.fitting(ways["--context"]) >= wanted
         assert plan.fitting(context) == ways["--concurrency"]
         if kv_memory == "auto":
@@ -232,6 +233,10 @@ def test_what_must_change_does_reach_the_target(folders: list[Path]) -> None:
             smaller = EngineConfig(kv_memory=plan.kv_bytes, kv_dtype=dtype)
             assert plan_memory(smaller, header, memory).fitting(context) >= wanted
         assert "bfloat16" in dtypes
+        for way in every:
+            if way.option == "--weights":  # their cache is of sixteen bits
+                smaller = EngineConfig(kv_memory=kv_memory, weights=way.value)
+                assert plan_memory(smaller, header, memory).fitting(context) >= wanted
 
 
 @pytest.fixture

@@ -16,19 +16,35 @@ import torch
 from torch import Tensor
 
 from octavo import SamplingParams
-from octavo.attention import AttentionBatch, LayerCache, ReferenceBackend, make_backend
+from octavo.attention import AttentionBackend, AttentionBatch, LayerCache, ReferenceBackend, make_backend
 from octavo.attention.quant import quantize
 from octavo.engine import EngineConfig, EngineThread
 from octavo.engine.config import STORED, Budget
 from octavo.engine.defaults import choose_format
 from octavo.engine.llm import LLM
+from octavo.engine.planning import plan_memory
 from octavo.engine.tiers import StoreMismatch, block_bytes
 from octavo.kv import KV_DTYPES
-from octavo.models import Decoder, LoadedModel, load_model
+from octavo.models import WEIGHTS, Decoder, LoadedModel, load_header, load_model, quantised
 from tests.engine.helpers import Reference, idle, llm_on, over_admit, ties, tiny_checkpoint
 
 Tiny = tuple[LoadedModel, Any]
-BACKENDS = sorted({make_backend(name).name for name in ("auto", "reference")})
+PAIRS = "cpu, pairs"
+"""Kernels that round queries and weights to bfloat16 beside such a cache; see docs/attention.md."""
+BACKENDS = ["reference"]
+if make_backend("auto").name == "cpu":
+    from octavo.attention.cpu import ISAS, CpuBackend
+
+    BACKENDS += ["cpu"] + [PAIRS] * ("avx512bf16" in ISAS)
+
+
+def backend_of(name: str) -> AttentionBackend:
+    """A backend of BACKENDS."""
+    if name == "reference":
+        return ReferenceBackend()
+    return CpuBackend(isa=next(isa for isa in ISAS if (isa == "avx512bf16") == (name == PAIRS)))
+
+
 NARROW = ("bfloat16", "float16", "int8")
 COUNT = 24
 
@@ -54,11 +70,14 @@ class Rounding(ReferenceBackend):
         return values * scale[..., None]
 
 
-def oracle(decoder: Decoder, prompt: list[int], count: int, dtype: torch.dtype) -> Reference:
-    """Greedy tokens and the gaps between the two best logits, with K and V rounded through `dtype`."""
-    config, backend = decoder.config, Rounding(dtype)
+def oracle(decoder: Decoder, prompt: list[int], count: int, dtype: torch.dtype, pairs: bool) -> Reference:
+    """Greedy tokens and the gaps between the two best logits, with K and V rounded through `dtype`; in pairs,
+    whose kernels are compared with float64 elsewhere, by these, one prompt at a time on one block."""
+    config = decoder.config
+    backend: AttentionBackend = backend_of(PAIRS) if pairs else Rounding(dtype)
+    stored = dtype if pairs else torch.float32
     shape = (1, len(prompt) + count, config.num_kv_heads, config.head_dim)
-    caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.num_layers)]
+    caches = [LayerCache(*torch.zeros(2, *shape, dtype=stored)) for _ in range(config.num_layers)]
     tokens, gaps, new = [], [], prompt
     for _ in range(count):
         start = len(prompt) + len(tokens) - len(new)
@@ -89,14 +108,15 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny: Tiny, prompts: list[list[int]]) -> Callable[[str], list[Reference]]:
-    """The oracle's answers by format, each computed once."""
-    made: dict[str, list[Reference]] = {}
+def expected(tiny: Tiny, prompts: list[list[int]]) -> Callable[..., list[Reference]]:
+    """The oracle's answers by format and backend, each computed once."""
+    made: dict[tuple[str, bool], list[Reference]] = {}
 
-    def find(dtype: str) -> list[Reference]:
-        if dtype not in made:
-            made[dtype] = [oracle(tiny[0].decoder, prompt, COUNT, STORED[dtype]) for prompt in prompts]
-        return made[dtype]
+    def find(dtype: str, name: str = "reference") -> list[Reference]:
+        key = dtype, name == PAIRS and dtype == "bfloat16"
+        if key not in made:
+            made[key] = [oracle(tiny[0].decoder, prompt, COUNT, STORED[dtype], key[1]) for prompt in prompts]
+        return made[key]
 
     return find
 
@@ -112,9 +132,9 @@ def test_tokens_are_those_of_rounded_keys_and_values(
         {"block_size": 32},
         {"block_size": 4, "num_blocks": 42, "max_batched_tokens": 64},
     ):
-        llm = over_admit(llm_on(tiny[0], make_backend(name), kv_dtype=dtype, **options))
+        llm = over_admit(llm_on(tiny[0], backend_of(name), kv_dtype=dtype, **options))
         for _ in range(2):
-            assert ties(llm.generate(prompts, params(), use_tqdm=False), expected(dtype)) <= 1
+            assert ties(llm.generate(prompts, params(), use_tqdm=False), expected(dtype, name)) <= 1
         idle(llm)
     assert llm.engine.scheduler.stats.preemptions > 0
 
@@ -158,14 +178,21 @@ def test_what_was_chosen_says_so(tiny: Tiny) -> None:
 @pytest.mark.parametrize("block_size", [1, 7, 16, 24, 32, 256])
 def test_a_block_size_without_the_fast_layout_says_so(tiny: Tiny, block_size: int, name: str) -> None:
     """The row tells of packing exactly where the cpu backend's caches lie as rows."""
-    engine = llm_on(tiny[0], make_backend(name), block_size=block_size, num_blocks=600 // block_size).engine
-    packs = name == "cpu" and engine.runner.caches[0].storage is None
+    engine = llm_on(tiny[0], backend_of(name), block_size=block_size, num_blocks=600 // block_size).engine
+    packs = name != "reference" and engine.runner.caches[0].storage is None
     assert ("pack keys" in dict(engine.describe())["KV block"]) == packs
+
+
+class Other(ReferenceBackend):
+    """A backend that the table of block sizes does not know, and whose kernels like bfloat16."""
+
+    name = "other"
+    half = torch.bfloat16
 
 
 def test_a_backend_that_nobody_measured_says_so() -> None:
     """The default holds for it too, without a claim."""
-    found = choose_format(EngineConfig(), "float32", "other")
+    found = choose_format(EngineConfig(), "float32", False, Other())
     assert (found.block_size, found.block_reason) == (
         16,
         "auto: not measured on other; larger ones waste more; --block-size",
@@ -174,8 +201,36 @@ def test_a_backend_that_nobody_measured_says_so() -> None:
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float16"])
 def test_auto_is_the_weights_format(weights: str) -> None:
-    assert choose_format(EngineConfig(dtype=weights), weights, "cpu").dtype == weights
-    assert choose_format(EngineConfig(dtype=weights, kv_dtype="int8"), weights, "cpu").dtype == "int8"
+    backend = make_backend("auto")
+    assert choose_format(EngineConfig(dtype=weights), weights, False, backend).dtype == weights
+    chosen = EngineConfig(dtype=weights, kv_dtype="int8")
+    assert choose_format(chosen, weights, False, backend).dtype == "int8"
+
+
+def test_auto_is_sixteen_bits_beside_quantised_weights(tmp_path: Path) -> None:
+    """int8 weights round more than a half does, so a cache of halves is the default; the backend says which.
+
+    Not where the weights are float32, by option or because no matrix can be quantised.
+    """
+    other, reference = Other(), ReferenceBackend()
+    assert choose_format(EngineConfig(), "float32", True, other).dtype == "bfloat16"
+    assert choose_format(EngineConfig(), "float32", True, reference).dtype == "float16"
+    assert choose_format(EngineConfig(kv_dtype="float32"), "float32", True, other).dtype == "float32"
+    path, _ = tiny_checkpoint(tmp_path)
+    header = load_header(str(path))
+    for weights in WEIGHTS if len(BACKENDS) > 1 else ("auto", "float32"):
+        model = load_model(path, weights=weights)
+        assert model.decoder.quantised is (weights in ("int8", "int4"))
+        assert quantised(header, "float32", weights) is model.decoder.quantised
+        backend = make_backend("auto")
+        engine = llm_on(model, backend, weights=weights).engine
+        expected = backend.half if model.decoder.quantised else torch.float32
+        assert engine.runner.caches[0].key.dtype == expected
+        rows = dict(engine.describe())
+        assert rows["KV dtype"].startswith(str(expected).removeprefix("torch.") + " (auto: ")
+        memory = 2**30
+        plan = plan_memory(EngineConfig(model=str(path), weights=weights, num_blocks=10), header, memory)
+        assert STORED[plan.kv_dtype] == expected
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -186,7 +241,7 @@ def test_half_precision_weights_over_any_cache(tiny: Tiny, weights: str, name: s
     prompt = list(range(40))
     answers = {}
     for dtype in KV_DTYPES:
-        llm = llm_on(model, make_backend(name), kv_dtype=dtype)
+        llm = llm_on(model, backend_of(name), kv_dtype=dtype)
         (output,) = llm.generate(prompt, params(4), use_tqdm=False)
         answers[dtype] = output.outputs[0].token_ids
         idle(llm)
@@ -228,14 +283,14 @@ def test_blocks_come_back_from_lower_tiers_with_their_scales(
         "disk_cache": str(tmp_path),
         "disk_cache_size": "2MiB",
     }
-    with llm_on(tiny[0], make_backend(name), host_cache="48KiB", **options) as llm:
+    with llm_on(tiny[0], backend_of(name), host_cache="48KiB", **options) as llm:
         for _ in range(2):
-            assert ties(llm.generate(prompts, params(), use_tqdm=False), expected(dtype)) <= 1
+            assert ties(llm.generate(prompts, params(), use_tqdm=False), expected(dtype, name)) <= 1
         assert llm.engine.pool.stats().promotions > 0
         idle(llm)
-    with llm_on(tiny[0], make_backend(name), **options) as llm:
+    with llm_on(tiny[0], backend_of(name), **options) as llm:
         outputs = llm.generate(prompts, params(), use_tqdm=False)
-        assert ties(outputs, expected(dtype)) <= 1
+        assert ties(outputs, expected(dtype, name)) <= 1
         assert all(o.num_cached_tokens == len(o.prompt_token_ids) - 1 for o in outputs)
 
 
@@ -304,9 +359,9 @@ def conversation(llm: LLM, forced: list[list[int]] | None = None) -> tuple[list[
 def test_outlying_channels_survive_many_turns(outliers: LoadedModel, name: str) -> None:
     """300 tokens over three turns: the mean KL divergence from a float32 cache stays under the bound."""
     options = {"block_size": 16}
-    answers, exact = conversation(llm_on(outliers, make_backend(name), **options))
+    answers, exact = conversation(llm_on(outliers, backend_of(name), **options))
     for dtype, bound in (("float16", 1e-5), ("bfloat16", 5e-4), ("int8", 5e-3)):
-        llm = llm_on(outliers, make_backend(name), kv_dtype=dtype, **options)
+        llm = llm_on(outliers, backend_of(name), kv_dtype=dtype, **options)
         again, found = conversation(llm, answers)
         assert again == answers
         divergence = [float((a.exp() * (a - b)).sum(-1).mean()) for a, b in zip(exact, found, strict=True)]
