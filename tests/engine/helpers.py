@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +14,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.attention import AttentionBackend
-from octavo.engine import Engine, EngineConfig, RequestOutput
+from octavo.engine import Engine, EngineConfig, EngineThread, RequestOutput
 from octavo.engine.llm import LLM
+from octavo.engine.outputs import RequestDelta
 from octavo.models import LoadedModel
 from octavo.sched.lengths import Lengths
 from tests.models.helpers import save, tiny_model
@@ -103,6 +107,27 @@ def llm_with_draft(model: LoadedModel, draft: LoadedModel, *, price: float = 0.0
     assert llm.engine.draft is not None
     llm.engine.draft.price = price
     return llm
+
+
+def keep_in_step(thread: EngineThread) -> None:
+    """Have the engine wait after each step until its readers took what is new, or left: a reader gets the
+    deltas of each step by themselves, however slow it is."""
+    deliver = thread._deliver
+
+    def in_step(deltas: list[RequestDelta]) -> None:
+        streams = list(thread._streams.values())
+        deliver(deltas)
+        for loop in {stream.loop for stream in streams}:
+            arrived = threading.Event()
+            with suppress(RuntimeError):  # its readers have gone
+                loop.call_soon_threadsafe(arrived.set)
+                assert arrived.wait(30)
+        end = time.monotonic() + 30
+        while not all(stream.queue.empty() for stream in streams) and thread._inbox.empty():
+            assert time.monotonic() < end, "a reader took nothing in 30 s"
+            time.sleep(0.0005)
+
+    thread._deliver = in_step  # type: ignore[method-assign]
 
 
 class Hopeful(Lengths):

@@ -17,7 +17,7 @@ from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.thread import RESOLVING_THREADS, _Stream
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
-from tests.engine.helpers import idle, llm_on
+from tests.engine.helpers import idle, keep_in_step, llm_on
 
 Tiny = tuple[LoadedModel, Any]
 
@@ -75,6 +75,8 @@ def test_leaving_a_stream_aborts_only_its_request(thread: EngineThread) -> None:
         for _ in range(after):
             await anext(stream)
         await stream.aclose()
+
+    keep_in_step(thread)
 
     async def main() -> list[int]:
         keeper = asyncio.create_task(collect(thread, [9, 9], params(60)))
@@ -231,6 +233,7 @@ def test_who_falls_behind_gets_several_steps_at_once(thread: EngineThread, tiny:
 
     async def main() -> None:
         behind, slow = await read(True)
+        keep_in_step(thread)
         prompt, quick = await read(False)
         assert slow == quick
         assert [len(ids) for ids, *_ in slow] == [20] * 3

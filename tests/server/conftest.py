@@ -56,7 +56,7 @@ def serve(engine: FakeEngineThread) -> Iterator[Serve]:
         yield lambda config=None: stack.enter_context(serving(create_app(engine, config)))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Poll until `condition()`; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():

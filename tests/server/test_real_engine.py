@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from octavo.engine import Engine, EngineConfig, EngineThread
-from octavo.engine.outputs import RequestDelta
 from octavo.models import load_model
 from octavo.server import create_app
-from tests.engine.helpers import tiny_checkpoint
+from tests.engine.helpers import keep_in_step, tiny_checkpoint
 
 from .conftest import wait_for
 from .sse import events, texts
@@ -63,23 +61,6 @@ def test_stream_equals_body(client: TestClient, url: str) -> None:
     assert [first[k] for k in ("prompt_tokens", "completion_tokens")] == [
         second[k] for k in ("prompt_tokens", "completion_tokens")
     ]
-
-
-def keep_in_step(thread: EngineThread) -> None:
-    """Have the engine wait after each step until its readers took what is new, so that no deltas merge."""
-    deliver = thread._deliver
-
-    def in_step(deltas: list[RequestDelta]) -> None:
-        loops = {stream.loop for stream in thread._streams.values()}
-        waiting = list(thread._streams.values())
-        deliver(deltas)
-        for loop in loops:
-            arrived = threading.Event()
-            loop.call_soon_threadsafe(arrived.set)
-            assert arrived.wait(10)
-        wait_for(lambda: all(stream.queue.empty() for stream in waiting))
-
-    thread._deliver = in_step  # type: ignore[method-assign]
 
 
 def test_choices_take_turns(client: TestClient, engine: EngineThread) -> None:
@@ -164,7 +145,9 @@ def test_max_tokens_rule(client: TestClient, engine: EngineThread) -> None:
 
 
 def leave(client: TestClient, body: dict[str, object], count: int) -> list[dict[str, Any]]:
-    """Ask for a stream, and close the connection after `count` chunks; returns those that came."""
+    """Ask for a stream, and close the connection after `count` chunks; returns those that came.
+
+    The engine must be kept in step, or it could be done before."""
     found: list[dict[str, Any]] = []
 
     async def run() -> None:
@@ -197,6 +180,7 @@ def test_what_an_interrupted_stream_computed_is_reused(
     engine: EngineThread, client: TestClient, count: int
 ) -> None:
     """Dropped at token 1 or 20, then sent again with what had come: all but the last of it is cached."""
+    keep_in_step(engine)
     prompt = list(range(40, 61))
     body = {
         "prompt": prompt,
@@ -245,6 +229,7 @@ def test_a_model_without_a_chat_template(client: TestClient, engine: EngineThrea
 
 def test_leaving_frees_the_blocks(engine: EngineThread, client: TestClient) -> None:
     """A stream that is closed early leaves no block held and nothing running."""
+    keep_in_step(engine)
     leave(client, {"prompt": "a", "n": 4, "ignore_eos": True, "stream": True}, 1)
     wait_for(lambda: engine.stats()["blocks_held"] == 0 and engine.stats()["num_running"] == 0)
     stats = client.get("/health").json()
