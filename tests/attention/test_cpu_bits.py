@@ -12,11 +12,13 @@ import torch
 pytest.importorskip("octavo.attention._cpu")
 
 from attention_cases import Case, make_batch, make_case
-from cpu_cases import DTYPES, OPTIONS, make_stored_case, options_of, run
+from cpu_cases import DTYPES, OPTIONS, PAIRS, in_lanes, make_stored_case, options_of, run
 
 from octavo.attention import AttentionBatch
 from octavo.attention.cpu import ISAS, CpuBackend
 
+KERNELS = [(isa, torch.float32) for isa in ISAS] + [(PAIRS, torch.bfloat16)] * (PAIRS in ISAS)
+"""Instruction sets, and a dtype of the cache that each has loops of its own for."""
 SHAPES = [(1, 30), (1, 33), (12, 12), (5, 40), (1, 2), (1, 1300), (50, 700)]
 
 
@@ -82,13 +84,15 @@ def test_unused_slots_change_no_bit(block_size: int, dtype: torch.dtype) -> None
         assert all(equal(run(backend, other, **options), want) for other in others), (isa, option)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_company_and_threads_change_no_bit(isa: str) -> None:
+@pytest.mark.parametrize(("isa", "dtype"), KERNELS)
+def test_company_and_threads_change_no_bit(isa: str, dtype: torch.dtype) -> None:
     """A sequence alone, among 2, 8 or 32, on 1 thread or 2, has the same bits."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 1200, (32,), generator=generator).tolist()
     shapes = [(1 if n % 3 else min(n, 1 + n % 60), n) for n in lengths]
-    full = make_case(shapes, block_size=16, group=3, head_dim=64, seed=2)
+    full = make_case(shapes, block_size=16, group=3, head_dim=64, seed=2, dtype=dtype)
+    if dtype == torch.bfloat16:
+        full.cache = in_lanes(full.cache)  # whose rows some tasks read as they lie
     backend = CpuBackend(isa=isa)
     for option, mates in itertools.product(OPTIONS, (2, 8, 32)):
         options = options_of(option, full.query.shape[1], 300)
@@ -109,12 +113,15 @@ def test_company_and_threads_change_no_bit(isa: str) -> None:
                 assert equal(rows_of(case, row, result), singles[row]), (mates, threads, row)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("isa", "dtype"), KERNELS)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 250])
-def test_chunks_give_the_bits_of_a_whole_prompt(chunk: int, option: str, isa: str) -> None:
+def test_chunks_give_the_bits_of_a_whole_prompt(
+    chunk: int, option: str, isa: str, dtype: torch.dtype
+) -> None:
     """A prompt of 700 in chunks of any size, down to one decode step each, has the bits of one call."""
-    case = make_case([(700, 700)], block_size=16, group=2, head_dim=64, num_kv_heads=1, seed=8)
+    case = make_case([(700, 700)], block_size=16, group=2, head_dim=64, num_kv_heads=1, seed=8, dtype=dtype)
+    case.cache = in_lanes(case.cache)
     options = options_of(option, case.query.shape[1], 300)
     backend = CpuBackend(isa=isa)
     whole = run(backend, case, **options)
