@@ -196,11 +196,12 @@ def blocks(backend: CpuBackend, seconds: float) -> Iterator[Row]:
 
 
 def prefill(backend: CpuBackend, seconds: float) -> Iterator[Row]:
-    """One prompt: paged, the reference backend, torch with grouped heads and with heads repeated."""
-    for tokens in (128, 512, 2048, 8192):
-        caches, rows = (
-            make_caches(tokens // 16, 16, torch.float32, each)[:1] for each in (backend, REFERENCE)
-        )
+    """One prompt: paged, the reference backend, torch with grouped heads and with heads repeated.
+
+    Queries, and torch's tensors, are float32, whatever the cache holds.
+    """
+    for dtype, tokens in product((torch.float32, torch.bfloat16), (128, 512, 2048, 8192)):
+        caches, rows = (make_caches(tokens // 16, 16, dtype, each)[:1] for each in (backend, REFERENCE))
         batch, query = make_batch(1, tokens, 16, tokens), torch.randn(tokens, KV_HEADS * GROUP, HEAD_DIM)
         key, value = torch.randn(2, 1, KV_HEADS, tokens, HEAD_DIM)
         runners = {
@@ -212,6 +213,7 @@ def prefill(backend: CpuBackend, seconds: float) -> Iterator[Row]:
         best = race(seconds, runners)
         work = 2 * tokens * (tokens + 1) * KV_HEADS * GROUP * HEAD_DIM  # two products, half the square
         yield {
+            "dtype": str(dtype)[6:],
             "tokens": tokens,
             "ms": best["paged"] * 1e3,
             "gigaflops": work / best["paged"] / 1e9,

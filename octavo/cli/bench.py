@@ -50,6 +50,7 @@ COLUMNS: dict[str, Columns] = {
     "blocks": _DECODE,
     "grid": _DECODE,
     "prefill": (
+        ("dtype", "dtype", "s"),
         ("tokens", "tokens", ",d"),
         ("ms", "ms", ".3f"),
         ("gigaflops", "GFLOP/s", ".0f"),

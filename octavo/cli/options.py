@@ -91,7 +91,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=KV_DTYPES,
         default="auto",
         help="number format of the KV cache; float16 holds twice and int8 nearly four times the tokens of "
-        "float32 in the same memory, at some loss of precision (default: %(default)s, that of --dtype)",
+        "float32 in the same memory, at some loss of precision (default: %(default)s, that of --dtype, or "
+        "sixteen bits where weights are quantised)",
     )
     group.add_argument(
         "--block-size",
