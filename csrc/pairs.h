@@ -103,13 +103,13 @@ class Pairs {
       value_[j] = j < at.begin || j >= at.end ? zeros() : value + at.value[j];
     direct_ = rows <= kRowStep && cache.lanes() && cache.keys.dim == V::width && cache.dim % (V::cols * V::width) == 0;
     const int first = at.begin / V::width, last = (at.end + V::width - 1) / V::width;
-    for (int v = first; v < last; ++v) lane_[v] = key + at.lane[v * V::width / kAlign];
-    for (int v = first; v < last && !direct_; ++v) {
-      if (cache.lanes()) {
-        pair_lanes(lane_[v], v);
-      } else {
+    for (int v = first; v < last; ++v) {
+      if (!cache.lanes()) {
         pair_rows(key, at.key + v * V::width, v);
+        continue;
       }
+      lane_[v] = key + at.lane[v * V::width / kAlign];
+      if (!direct_) pair_lanes(lane_[v], v);
     }
     if (!direct_) pair_values(at);
   }
