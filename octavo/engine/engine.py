@@ -246,7 +246,7 @@ class Engine:
             masks = self._intake.grammars.begin(jobs) if jobs else None  # beside the forward pass
             hidden = self.runner.forward(plan, self.pool.tables)
             score_prompts(plan, hidden, self.runner, self._by_request)
-            logits = self.runner.logits(hidden[sampled_rows(plan)])
+            logits = self.runner.logits(sampled_rows(plan, hidden))
             choices = choose(plan, logits, self._by_request, masks.result() if masks else None)
         except Exception as error:
             return deltas + self._fail(self.scheduler.fail(plan), error)

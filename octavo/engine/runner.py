@@ -93,7 +93,7 @@ class Runner:
         starts = np.array([entry.start for entry in entries])
         query_start = np.zeros(len(entries) + 1, np.int32)
         np.cumsum(counts, out=query_start[1:])
-        token_ids = np.concatenate([np.asarray(entry.tokens, np.int64) for entry in entries])
+        token_ids = np.array([token for entry in entries for token in entry.tokens], np.int64)
         positions = np.arange(len(token_ids)) + np.repeat(starts - query_start[:-1], counts)
         kv_len = (starts + counts).astype(np.int32)
         cache = self.caches[0]
@@ -119,12 +119,15 @@ class Runner:
         return self._decoder.logits(hidden)
 
 
-def sampled_rows(plan: Plan) -> list[int]:
-    """The rows of hidden whose logits give next tokens: an entry's last, and those of its guesses."""
-    ends = np.cumsum([len(entry.tokens) for entry in plan.entries]).tolist()
-    return [
-        row
-        for entry, end in zip(plan.entries, ends, strict=True)
-        if entry.num_samples
-        for row in range(end - 1 - entry.num_draft, end)
-    ]
+def sampled_rows(plan: Plan, hidden: Tensor) -> Tensor:
+    """The rows of `hidden` whose logits give next tokens, `[S, E]`: an entry's last and those of its guesses.
+    Where these are all of them, as in a step of decodes, `hidden` itself."""
+    rows: list[int] = []
+    end = 0
+    for entry in plan.entries:
+        end += len(entry.tokens)
+        if entry.num_samples:
+            rows += range(end - 1 - entry.num_draft, end)
+    if len(rows) == len(hidden):
+        return hidden
+    return hidden.index_select(0, torch.tensor(rows, dtype=torch.int64))

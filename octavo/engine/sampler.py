@@ -23,7 +23,7 @@ NO_TOKEN = -1
 """What sample() gives where every token is ruled out, or logits are NaN."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
     """One token to sample: from logits row `row`, as token number `position` of branch `index`."""
 

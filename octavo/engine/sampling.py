@@ -76,9 +76,10 @@ def choose(
     if beams:
         _offer(logits, beams)
     tokens = sample(logits, draws)
-    for entry, span in spans:
-        rows = [draws[i].row for i in span if tokens[i] == NO_TOKEN]
-        _check_rows(lives[entry.branch.request], logits, rows)
+    if NO_TOKEN in tokens:
+        for entry, span in spans:
+            rows = [draws[i].row for i in span if tokens[i] == NO_TOKEN]
+            _check_rows(lives[entry.branch.request], logits, rows)
     kept = [_accepted(entry, span, tokens) for entry, span in spans]
     judged = _judge(logits, draws, tokens, [i for span in kept for i in span])
     return [[Choice(tokens[i], judged.get(i)) for i in span] for span in kept]
@@ -105,9 +106,11 @@ def _draws(entry: PlanEntry, live: Live, row: int, allowed: Masks | None) -> lis
 
 def _accepted(entry: PlanEntry, span: range, tokens: Sequence[int]) -> range:
     """The draws of an entry that count: all, or those up to the first guess that did not come true."""
+    if not entry.num_draft:
+        return span
     guesses = guesses_of(entry)
     true = next((at for at, guess in enumerate(guesses) if tokens[span[at]] != guess), len(guesses))
-    return span[: true + 1] if guesses else span
+    return span[: true + 1]
 
 
 def _check_rows(live: Live, logits: Tensor, rows: Sequence[int]) -> None:

@@ -33,16 +33,42 @@ T = TypeVar("T")
 RESOLVING_THREADS = 2
 """For requests that take long to check; further ones wait for these, and nobody else does."""
 
+KEPT_STEPS = 16
+"""Steps whose deltas reach a caller together where nobody reads the tokens as they come: each delivery takes
+the event loop as long as a hundredth of a step, and there is one for every sequence. A caller that wants no
+more of an answer has the engine compute so many tokens of it too many."""
+
 
 @dataclass(eq=False)
 class _Stream:
-    """A consumer's end: deltas are put on `queue` by the consumer's own loop."""
+    """A consumer's end: deltas are put on `queue` by the consumer's own loop. eager: each as soon as it is
+    there; else they are `kept` on the engine's thread, those of KEPT_STEPS steps in one."""
 
     loop: asyncio.AbstractEventLoop
+    eager: bool = True
     queue: asyncio.Queue[RequestDelta | Exception] = field(default_factory=asyncio.Queue)
     request_id: int | None = None
     closed: bool = False
     arrived: float = field(default_factory=time.monotonic)
+    kept: RequestDelta | None = None
+    num_kept: int = 0
+
+    def due(self, delta: RequestDelta) -> list[RequestDelta]:
+        """A step's delta has come: what is to be delivered now, if anything."""
+        if self.eager:
+            return [delta]
+        kept, self.kept = self.kept, None
+        if delta.error is not None:  # nothing is added to an error, nor an error to anything
+            return [delta] if kept is None else [kept, delta]
+        if kept is None:
+            kept, self.num_kept = delta, 1
+        else:
+            kept.add(delta)
+            self.num_kept += 1
+        if kept.finished or self.num_kept >= KEPT_STEPS:
+            return [kept]
+        self.kept = kept
+        return []
 
     def put(self, item: RequestDelta | Exception) -> None:
         """From the engine thread. A loop that has gone has nobody left to tell."""
@@ -149,12 +175,13 @@ class EngineThread:
         self, prompt_token_ids: list[int], params: SamplingParams, origin: Origin = NOWHERE
     ) -> AsyncGenerator[RequestDelta, None]:
         """Deltas of one request until it is finished, those of several steps in one where the caller falls
-        behind. Ending the iteration early aborts the request.
+        behind, or where nobody reads them as they come (origin.interactive). Ending the iteration early
+        aborts the request.
 
         Raises InvalidRequest before anything is queued; StepFailed, Stuck or EngineDead when the
         engine could not finish it.
         """
-        stream = _Stream(asyncio.get_running_loop())
+        stream = _Stream(asyncio.get_running_loop(), origin.interactive)
         resolve = partial(self.engine.resolve, prompt_token_ids, params, origin.salt)
         resolved = await self._aside(resolve) if slow_to_resolve(params) else resolve()
         self._call(lambda: self._add(stream, resolved, origin))
@@ -248,7 +275,8 @@ class EngineThread:
                 continue
             if delta.finished:
                 del self._streams[delta.request_id]
-            by_loop.setdefault(stream.loop, []).append((stream, delta))
+            if due := stream.due(delta):
+                by_loop.setdefault(stream.loop, []).extend((stream, item) for item in due)
         for loop, items in by_loop.items():
             with suppress(RuntimeError):  # it has gone, and has nobody left to tell
                 loop.call_soon_threadsafe(_put_all, items)

@@ -68,8 +68,8 @@ class RotaryTable:
             )
         if needed > self._cos.shape[0]:
             self._grow(needed)
-        cos = self._cos[positions].unsqueeze(1)  # [T, D/2] -> [T, 1, D/2]: one angle for all heads
-        sin = self._sin[positions].unsqueeze(1)
+        cos = self._cos.index_select(0, positions).unsqueeze(1)  # [T, 1, D/2]: one angle for all heads
+        sin = self._sin.index_select(0, positions).unsqueeze(1)
         return cos.to(dtype), sin.to(dtype)
 
     def _grow(self, needed: int) -> None:

@@ -52,9 +52,10 @@ def sample(logits: Tensor, picks: Sequence[Pick], *, isa: str | None = None) -> 
     the logits.
     """
     _check(logits)
+    count = len(logits)
     for pick in picks:
-        if not 0 <= pick.row < len(logits):
-            raise OpsError(f"row {pick.row} is outside the logits' 0..{len(logits) - 1}")
+        if not 0 <= pick.row < count:
+            raise OpsError(f"row {pick.row} is outside the logits' 0..{count - 1}")
     ops = kernels(isa) if logits.device.type == "cpu" and logits.stride(1) == 1 else None
     if ops is None:
         rows = logits.cpu().numpy()

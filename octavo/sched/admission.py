@@ -284,28 +284,18 @@ def usable(branch: Branch) -> int:
 
 def leader_of(branch: Branch, running: Seq[Branch], block_size: int) -> Branch | None:
     """A running branch whose prompt begins as this one does and is being computed: waiting for it saves
-    computing the same prefix twice. None if that would save less than a block. O(tokens in common)."""
+    computing the same prefix twice. None if that would save less than a block. O(running), and
+    O(tokens in common) for those that begin alike."""
     tokens, scope = branch.tokens, branch.request.scope
-    first = tokens[:block_size]
-    if len(tokens) <= block_size:
-        return None
     for other in running:
         assert other.kv is not None
-        if other.remaining <= 1 or other.request.scope != scope or other.tokens[:block_size] != first:
+        if other.remaining <= 1 or other.request.scope != scope:
             continue
         known = max(branch.hit, other.kv.committed)
-        if _common(tokens, other.tokens) - known >= block_size:
+        end = known + block_size
+        if end >= len(tokens) or end > len(other.tokens):  # one token is always left to compute
+            continue
+        # The block that it would save tells most prompts apart: those that share a prefix differ after it.
+        if tokens[known:end] == other.tokens[known:end] and tokens[:known] == other.tokens[:known]:
             return other
     return None
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    """Tokens that two lists have in common at the start; one is always left to compute."""
-    low, high = 0, min(len(a) - 1, len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

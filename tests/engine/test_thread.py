@@ -13,8 +13,9 @@ import pytest
 from octavo import SamplingParams
 from octavo.engine import EngineDead, EngineThread, StepFailed, StructuredOutputs
 from octavo.engine.grammar import Grammars
+from octavo.engine.origin import Origin
 from octavo.engine.outputs import RequestDelta, SequenceDelta
-from octavo.engine.thread import RESOLVING_THREADS, _Stream
+from octavo.engine.thread import KEPT_STEPS, RESOLVING_THREADS, _Stream
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
 from tests.engine.helpers import idle, keep_in_step, llm_on
@@ -238,6 +239,51 @@ def test_who_falls_behind_gets_several_steps_at_once(thread: EngineThread, tiny:
         assert slow == quick
         assert [len(ids) for ids, *_ in slow] == [20] * 3
         assert behind < prompt
+
+    asyncio.run(main())
+
+
+def test_who_does_not_read_along_gets_many_steps_at_once(thread: EngineThread) -> None:
+    """Where nobody reads as tokens come, a delta has those of KEPT_STEPS steps, the last one the rest; all in
+    all they say what a reader is told, for each of n sequences."""
+    count = 2 * KEPT_STEPS + 3
+    want = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=count, ignore_eos=True, logprobs=2)
+
+    async def read(interactive: bool) -> list[RequestDelta]:
+        return [delta async for delta in thread.stream([4, 5, 6], want, Origin(interactive=interactive))]
+
+    def whole(deltas: list[RequestDelta]) -> list[tuple[list[int], str, list[Any], str | None]]:
+        first, *others = deltas
+        for other in others:
+            first.add(other)
+        ordered = sorted(first.deltas, key=lambda one: one.index)
+        return [(one.token_ids, one.text, one.logprobs or [], one.finish_reason) for one in ordered]
+
+    kept, read_along = asyncio.run(read(False)), asyncio.run(read(True))
+    sizes = [{len(one.token_ids) for one in delta.deltas} for delta in kept]
+    assert all(len(size) == 1 and size.pop() % KEPT_STEPS == 0 for size in sizes[:-1])
+    assert len(kept) <= 3  # fewer where this loop fell behind
+    assert [delta.finished for delta in kept] == [False] * (len(kept) - 1) + [True]
+    together = whole(kept)
+    assert together == whole(read_along)
+    assert [len(ids) for ids, *_ in together] == [count] * 3
+
+
+def test_what_was_kept_comes_before_an_error() -> None:
+    """A step fails while deltas are kept: they are delivered, then the error, and nothing is left behind."""
+
+    def gained(token: int) -> RequestDelta:
+        return RequestDelta(7, [SequenceDelta(0, [token])], False, 3)
+
+    async def main() -> None:
+        stream = _Stream(asyncio.get_running_loop(), eager=False)
+        assert stream.due(gained(1)) == stream.due(gained(2)) == []
+        error = RequestDelta(7, [], True, 3, error=StepFailed("boom"))
+        kept, last = stream.due(error)
+        assert kept.deltas[0].token_ids == [1, 2]
+        assert last is error
+        assert stream.kept is None
+        assert stream.due(error) == [error]
 
     asyncio.run(main())
 

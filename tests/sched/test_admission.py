@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from octavo.kv.contiguous import ContiguousPool
 from octavo.sched import NeverFits, QueueFull, State
+from octavo.sched.admission import leader_of
 from octavo.sched.lengths import Lengths
+from octavo.sched.request import Branch, Request
 from tests.sched.simulate import Optimist, Simulation, expected
 from tests.sched.test_scheduler import short_outputs, tokens
 
@@ -127,6 +131,38 @@ def test_one_cold_prefix_is_computed_once(count: int) -> None:
     for request in requests:
         assert request.branches[0].tokens == expected(request.prompt, 3)
     assert sim.pool.stats().merges == 0
+
+
+def test_a_leader_is_whoever_computes_a_block_of_the_same_prefix() -> None:
+    """Random prompts with common beginnings: a leader is found exactly where the tokens in common, less those
+    that are known already, and less the one that is always computed, make a block."""
+    rng, found = random.Random(3), 0
+    for _ in range(3000):
+        block = rng.choice([1, 2, 4])
+        stem = [rng.randrange(3) for _ in range(20)]
+
+        def branch(kv: bool, stem: list[int] = stem) -> Branch:
+            prompt = [*stem[: rng.randrange(20)], *(rng.randrange(3) for _ in range(rng.randrange(1, 6)))]
+            made = Branch(Request(prompt, 4), 0, list(prompt))
+            if kv:
+                length = rng.randrange(len(prompt) + 1)
+                made.kv = SimpleNamespace(length=length, committed=rng.randrange(length + 1))  # type: ignore[assignment]
+            return made
+
+        waiting, running = branch(False), [branch(True) for _ in range(3)]
+        waiting.hit = rng.randrange(len(waiting.tokens))
+        leads = []
+        for other in running:
+            pairs = list(zip(waiting.tokens[:-1], other.tokens, strict=False))
+            common = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
+            assert other.kv is not None
+            known = max(waiting.hit, other.kv.committed)
+            if other.remaining > 1 and common - known >= block:
+                leads.append(other)
+        leader = leader_of(waiting, running, block)
+        assert leader is (leads[0] if leads else None)
+        found += leader is not None
+    assert 300 < found < 2700
 
 
 def test_identical_cold_prompts_of_one_step_leave_no_orphan() -> None:
