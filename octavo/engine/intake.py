@@ -79,12 +79,17 @@ class Intake:
         """See Engine.resolve."""
         if not prompt:
             raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
-        for at, token in enumerate(prompt):
-            if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise InvalidRequest(
-                    f"prompt token {at} is {token!r:.40}; ids are integers from 0 to {self.vocab_size - 1}",
-                    param="prompt",
-                )
+        if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            wrong = next(
+                at
+                for at, token in enumerate(prompt)
+                if type(token) is not int or not 0 <= token < self.vocab_size
+            )
+            raise InvalidRequest(
+                f"prompt token {wrong} is {prompt[wrong]!r:.40}; ids are integers from 0 to "
+                f"{self.vocab_size - 1}",
+                param="prompt",
+            )
         self._check_ids(params)
         prompt = prompt[-params.truncate_prompt_tokens :] if params.truncate_prompt_tokens else prompt
         room = self.max_model_len - len(prompt)

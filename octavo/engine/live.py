@@ -125,12 +125,14 @@ class Live:
 
     def banned(self, state: BranchState, position: int) -> npt.NDArray[np.int64] | None:
         """Ids that may not be token number `position` of the output."""
+        if state.bad_words is None and position >= self.params.min_tokens:
+            return None
         parts = []
         if position < self.params.min_tokens:
             parts.append(np.array(sorted(self.stop_ids | self.eos_ids), np.int64))
         if state.bad_words is not None:
             parts.append(state.bad_words.banned())
-        return np.concatenate(parts) if parts else None
+        return np.concatenate(parts)
 
     def _new_state(self) -> BranchState:
         params, prompt = self.params, self.request.prompt

@@ -80,6 +80,11 @@ class Call(ABC):
     def _tokenizer(self) -> Tokenizer:
         return self._context.engine.engine.tokenizer
 
+    @property
+    def encoded(self) -> bool:
+        """Whether the prompts are token ids as they came."""
+        return False
+
     @abstractmethod
     def encode(self) -> list[list[int]]:
         """The token ids of each prompt. Runs in a thread."""
@@ -195,10 +200,8 @@ class Call(ABC):
     async def _generated(self) -> AsyncGenerator[Piece, None]:
         with self._context.gate.places(self._num_prompts * self._params.width) as places:
             slow = slow_to_resolve(self._params)
-            off_loop = (
-                self._context.off_loop_slow if slow else self._context.off_loop_for(self._caller.body_bytes)
-            )
-            jobs = await off_loop(self._resolved)
+            way = self._context.off_loop_for(self._caller.body_bytes, quick=self.encoded)
+            jobs = await (self._context.off_loop_slow if slow else way)(self._resolved)
             self._ids = [ids for ids, _ in jobs]
             generated = generate(self._context, jobs, self.usage, self._origin, places.give_back)
             async with aclosing(generated) as pieces:

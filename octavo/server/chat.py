@@ -29,7 +29,7 @@ async def create_chat_completion(request: Request) -> Response:
     context.check(body.model)
     # Messages, tools and schemas may be megabytes to look at.
     caller = Caller.of(request)
-    call = await context.off_loop_for(caller.body_bytes)(_understand, context, body, caller)
+    call = await context.off_loop_for(caller.body_bytes, quick=True)(_understand, context, body, caller)
     answer: Response = await call.respond(request)
     return answer
 

@@ -28,7 +28,7 @@ async def create_completion(request: Request) -> Response:
     context.check(body.model)
     # A prompt may be a million token ids to look at, and a form megabytes.
     caller = Caller.of(request)
-    call = await context.off_loop_for(caller.body_bytes)(_understand, context, body, caller)
+    call = await context.off_loop_for(caller.body_bytes, quick=True)(_understand, context, body, caller)
     answer: Response = await call.respond(request)
     return answer
 
@@ -51,6 +51,10 @@ class CompletionCall(Call):
         super().__init__(context, request, len(prompts), caller)
         self._asked = request
         self._prompts = prompts
+
+    @property
+    def encoded(self) -> bool:
+        return not any(isinstance(prompt, str) for prompt in self._prompts)
 
     def encode(self) -> list[list[int]]:
         special = self._asked.add_special_tokens

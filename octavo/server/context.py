@@ -26,6 +26,8 @@ TEXT_THREADS = 2
 SLOW_THREADS = 2
 LARGE_BYTES = 256 * 1024
 """The text of a larger body may take a second to look at and to tokenize."""
+QUICK_BYTES = 16 * 1024
+"""Reading what a body of this size says takes half a millisecond at most, and tokenizing it ten."""
 STUCK_SECONDS = 300.0
 """A single step of the engine that takes longer than this counts as hung."""
 
@@ -124,14 +126,22 @@ class ServerContext:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._slow_threads, lambda: function(*args, **kwargs))
 
-    def off_loop_for(self, body_bytes: int) -> Callable[..., Awaitable[Any]]:
-        """The way off the loop for a request of that size: small ones do not queue behind large ones."""
+    def off_loop_for(self, body_bytes: int, *, quick: bool = False) -> Callable[..., Awaitable[Any]]:
+        """The way off the loop for a request of that size: small ones do not queue behind large ones. quick:
+        no text is tokenized, so that a small one stays: threads would hand the interpreter's lock to each
+        other and to the engine for longer than the work takes."""
+        if quick and body_bytes <= QUICK_BYTES:
+            return _here
         return self.off_loop_slow if body_bytes > LARGE_BYTES else self.off_loop
 
     def close(self) -> None:
         """Stop the threads; work that has not started is dropped."""
         for threads in (self._threads, self._slow_threads):
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _here(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return function(*args, **kwargs)
 
 
 _REASONS = {

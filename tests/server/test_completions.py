@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 from fastapi.testclient import TestClient
+
+from octavo.server import completions
+from octavo.server.context import LARGE_BYTES, QUICK_BYTES
 
 from .fake_engine import WORDS, FakeEngineThread
 from .sse import events, texts
@@ -151,3 +157,45 @@ def test_lone_surrogate_in_output(client: TestClient, monkeypatch) -> None:
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["text"] == "a?b\x00\n"
     assert texts(events(client.post(URL, json={"prompt": "a", "stream": True}))) == {0: "a?b\x00\n"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "understood", "encoded"),
+    [
+        ([65] * 20, "loop", "loop"),
+        ("a" * 20, "loop", "octavo-text"),
+        ([65] * (QUICK_BYTES // 3), "octavo-text", "octavo-text"),
+        ("a" * (LARGE_BYTES + 1), "octavo-slow", "octavo-slow"),
+    ],
+    ids=["few ids", "short text", "many ids", "long text"],
+)
+def test_what_takes_long_is_done_beside_the_event_loop(
+    client: TestClient, engine: FakeEngineThread, monkeypatch, prompt: Any, understood: str, encoded: str
+) -> None:
+    """Few token ids are checked where they are; text is tokenized in a thread, as is all that is large."""
+    engine.engine.max_model_len = 10**6
+    loop: list[str] = []
+    places: dict[str, str] = {}
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            places[name] = threading.current_thread().name.split("_")[0]
+            return function(*args)
+
+        return call
+
+    check = completions.ServerContext.check
+
+    def on_the_loop(self: Any, model: str | None) -> None:
+        loop.append(threading.current_thread().name.split("_")[0])
+        check(self, model)
+
+    monkeypatch.setattr(completions.ServerContext, "check", on_the_loop)
+    monkeypatch.setattr(completions, "read_prompts", noted("understood", completions.read_prompts))
+    encode = completions.CompletionCall.encode
+    monkeypatch.setattr(completions.CompletionCall, "encode", noted("encoded", encode))
+    answer = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == "".join(WORDS[:2])
+    names = {"loop": loop[0]}
+    assert places == {"understood": names.get(understood, understood), "encoded": names.get(encoded, encoded)}

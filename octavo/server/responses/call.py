@@ -35,7 +35,7 @@ async def create_response(request: Request) -> Response:
     body = await read_request(request, context, ResponsesRequest)
     context.check(body.model)
     caller = Caller.of(request)
-    call = await context.off_loop_for(caller.body_bytes)(_understand, context, body, caller)
+    call = await context.off_loop_for(caller.body_bytes, quick=True)(_understand, context, body, caller)
     answer: Response = await call.respond(request)
     return answer
 
