@@ -10,7 +10,8 @@ import logging
 import os
 import signal
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,39 +49,52 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; then finish or cut open answers and return."""
-    from rich.console import Console
-
     tls, keys = _tls(args), _keys(args)
     # Before the model is loaded, so that a taken port is known at once and not a minute later.
-    with bind(args.host, args.port) as sock:
-        # As an exception SIGTERM unwinds like SIGINT, which stops the engine's thread and the server's.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        from octavo.engine.recording import recording  # imports torch
-        from octavo.server import create_app, logs
-        from octavo.server.run import HttpServer
+    with bind(args.host, args.port) as sock, _sigterm_as_interrupt():
+        from octavo.server import logs
 
-        logs.configure(args.log_format)
-        console = Console()
-        app = create_app(None, _config(args, keys))
-        server = HttpServer(app, sock, tls)
-        try:
-            _start(server, sock)
-            args.tenant_weights = _weights(args, keys)
-            with running_engine(args, console, _rows(args, keys)) as thread, ExitStack() as stack:
-                app.state.context.attach(thread)
-                if args.record is not None:
-                    stack.enter_context(recording(app.state.feed, Path(args.record)))
-                text = ready_text(args.host, args.port, bool(keys), tls is not None)
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
-                log.info(
-                    "ready", extra={"fields": {"model": args.model, "host": args.host, "port": args.port}}
-                )
-                _wait(server, console, args.drain_timeout)
-        finally:
-            # The engine has ended: what was still open has got its last event by now.
-            server.stop()
-        log.info("stopped")
+        with logs.configured(args.log_format):
+            _serve(args, sock, tls, keys)
     return 0
+
+
+def _serve(args: argparse.Namespace, sock: socket.socket, tls: Tls | None, keys: tuple[ApiKey, ...]) -> None:
+    """Listen, load, answer until a signal."""
+    from rich.console import Console
+
+    from octavo.engine.recording import recording  # imports torch
+    from octavo.server import create_app
+    from octavo.server.run import HttpServer
+
+    console = Console()
+    app = create_app(None, _config(args, keys))
+    server = HttpServer(app, sock, tls)
+    try:
+        _start(server, sock)
+        args.tenant_weights = _weights(args, keys)
+        with running_engine(args, console, _rows(args, keys)) as thread, ExitStack() as stack:
+            app.state.context.attach(thread)
+            if args.record is not None:
+                stack.enter_context(recording(app.state.feed, Path(args.record)))
+            text = ready_text(args.host, args.port, bool(keys), tls is not None)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            log.info("ready", extra={"fields": {"model": args.model, "host": args.host, "port": args.port}})
+            _wait(server, console, args.drain_timeout)
+    finally:
+        # The engine has ended: what was still open has got its last event by now.
+        server.stop()
+    log.info("stopped")
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """As an exception SIGTERM unwinds like SIGINT, which stops the engine's thread and the server's."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def bind(host: str, port: int) -> socket.socket:

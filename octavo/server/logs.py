@@ -8,26 +8,41 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 FORMATS = ("text", "json")
 
 
-def configure(form: str, level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Write what `octavo` loggers say, and warnings of uvicorn and asyncio, in the form text or json.
+@contextmanager
+def configured(form: str, level: int = logging.INFO, stream: TextIO | None = None) -> Iterator[None]:
+    """Write what `octavo` loggers say, and warnings of uvicorn and asyncio, in the form text or json, until
+    the end of the `with` block, which leaves the loggers as they were.
 
-    To `stream`, standard error if None. Called again it replaces what it did before.
+    To `stream`, standard error if None. Inside another one it takes that one's place.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    for name, least in (("octavo", level), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
-        root = logging.getLogger(name)
-        root.handlers[:] = [handler]
-        root.setLevel(least)
-        root.propagate = False
-    # Said of each write to a client that has just left, which is no news.
-    logging.getLogger("asyncio").addFilter(_no_news)
+    with ExitStack() as undo:
+        for name, least in (("octavo", level), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
+            root = logging.getLogger(name)
+            undo.callback(_put_back, root, root.handlers[:], root.filters[:], root.level, root.propagate)
+            root.handlers[:] = [handler]
+            root.setLevel(least)
+            root.propagate = False
+        # Said of each write to a client that has just left, which is no news.
+        logging.getLogger("asyncio").addFilter(_no_news)
+        yield
+
+
+def _put_back(
+    logger: logging.Logger, handlers: list[logging.Handler], filters: list[Any], level: int, propagate: bool
+) -> None:
+    logger.handlers[:], logger.filters[:] = handlers, filters
+    logger.setLevel(level)  # not the attribute: loggers below remember what they inherit
+    logger.propagate = propagate
 
 
 def _no_news(record: logging.LogRecord) -> bool:

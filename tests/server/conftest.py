@@ -38,7 +38,9 @@ def serving(app: FastAPI) -> Iterator[str]:
     """The URL of a real server in a thread, stopped at the end."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+        # Its own log configuration would keep the streams that pytest closes after the test.
+        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
         try:

@@ -23,13 +23,10 @@ BODY = {"prompt": "my secret", "max_tokens": 3}
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """What the octavo loggers write, one JSON object a line; put back as it was afterwards."""
-    loggers, stream = [logging.getLogger(name) for name in ("octavo", "uvicorn", "asyncio")], io.StringIO()
-    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
-    logs.configure("json", stream=stream)
-    yield stream
-    for one, handlers, level, propagate in before:
-        one.handlers[:], one.level, one.propagate = handlers, level, propagate
+    """What the octavo loggers write, one JSON object a line."""
+    stream = io.StringIO()
+    with logs.configured("json", stream=stream):
+        yield stream
 
 
 def lines(log: io.StringIO) -> list[dict[str, object]]:
@@ -102,12 +99,16 @@ def test_prompts_are_logged_when_asked(engine: FakeEngineThread, log: io.StringI
 
 
 def test_text_log_is_one_line(log: io.StringIO) -> None:
-    """A line break in what a client sent does not start a line of its own."""
-    stream = io.StringIO()
-    logs.configure("text", stream=stream)
-    logging.getLogger("octavo.x").info("a\nb", extra={"fields": {"path": "/x\n\rINFO y", "n": 1}})
+    """A line break in what a client sent does not start a line of its own; inside one form of log another
+    takes its place, and gives it back."""
+    stream, logger = io.StringIO(), logging.getLogger("octavo.x")
+    with logs.configured("text", stream=stream):
+        logger.info("a\nb", extra={"fields": {"path": "/x\n\rINFO y", "n": 1}})
     assert len(stream.getvalue().splitlines()) == 1
     assert stream.getvalue().rstrip().endswith('path="/x\\n\\rINFO y" n=1')
+    assert log.getvalue() == ""
+    logger.info("again")
+    assert [line["message"] for line in lines(log)] == ["again"]
 
 
 def test_engine_log(engine: FakeEngineThread, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
