@@ -35,12 +35,8 @@ _USAGE = _object(
         "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
     }
 )
-_END: Json = {
-    "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
-    "stop_reason": {"type": ["string", "integer", "null"]},
-}
-_EXTRAS: Json = {
-    "token_ids": _list(_COUNT),
+_TOKEN_IDS: Json = {"token_ids": _list(_COUNT)}
+_OF_PROMPT: Json = {
     "prompt_token_ids": _list(_COUNT),
     "prompt_logprobs": _list({"type": ["object", "null"]}),
 }
@@ -53,31 +49,27 @@ _TOOL_CALL = _object(
 )
 
 
-def _answer(kind: str, choice: Json, **more: Json) -> Json:
-    properties = {
+def _body(kind: str, choice: Json, usage: Json, more: Json) -> Json:
+    """The properties of a whole answer, or of a chunk."""
+    return {
         "id": _STRING,
         "object": {"const": kind},
         "created": _COUNT,
         "model": _STRING,
         "choices": _list(choice),
-        "usage": _USAGE,
+        "usage": usage,
         **more,
     }
-    return _object(properties, optional=tuple(more))
+
+
+def _answer(kind: str, choice: Json, **more: Json) -> Json:
+    return _object(_body(kind, choice, _USAGE, more), optional=tuple(more))
 
 
 def _chunks(kind: str, choice: Json, **more: Json) -> Json:
     """The events of a stream: chunks, or an error as the last; then DONE."""
-    properties = {
-        "id": _STRING,
-        "object": {"const": kind},
-        "created": _COUNT,
-        "model": _STRING,
-        "choices": _list(choice),
-        "usage": {"anyOf": [_USAGE, {"type": "null"}]},
-        **more,
-    }
-    chunk = _object(properties, optional=("usage", *more))
+    usage = {"anyOf": [_USAGE, {"type": "null"}]}
+    chunk = _object(_body(kind, choice, usage, more), optional=("usage", *more))
     error = _object({"error": {"type": "object"}})
     return {"anyOf": [_event({"const": "[DONE]"}), _event(_json({"anyOf": [chunk, error]}))]}
 
@@ -91,7 +83,23 @@ def _event(data: Json, **more: Json) -> Json:
     return _object({"data": data, **more})
 
 
-_LOGPROBS: Json = {"type": ["object", "null"]}
+def _choice(ended: bool, said: Json, **optional: Json) -> Json:
+    """What a choice says, and how it ended: of a whole answer, where it has, or of a chunk, where it may."""
+    reasons = ["stop", "length", "tool_calls", *([] if ended else [None])]
+    properties = {
+        "index": _COUNT,
+        **said,
+        "logprobs": {"type": ["object", "null"]},
+        "finish_reason": {"enum": reasons},
+        "stop_reason": {"type": ["string", "integer", "null"]},
+    }
+    return _object({**properties, **optional}, optional=tuple(optional))
+
+
+def _completion(ended: bool) -> Json:
+    return _choice(ended, {"text": _STRING}, **_TOKEN_IDS, **_OF_PROMPT)
+
+
 _MESSAGE = _object(
     {
         "role": {"const": "assistant"},
@@ -101,6 +109,7 @@ _MESSAGE = _object(
     },
     optional=("tool_calls",),
 )
+_OF_CHAT: Json = {"service_tier": {"const": "default"}, **_OF_PROMPT}
 _MODEL = _object(
     {
         "id": _STRING,
@@ -111,28 +120,9 @@ _MODEL = _object(
     }
 )
 ANSWERS: dict[str, Json] = {
-    "Completion": _answer(
-        "text_completion",
-        _object(
-            {"index": _COUNT, "text": _STRING, "logprobs": _LOGPROBS, **_END, **_EXTRAS},
-            optional=tuple(_EXTRAS),
-        ),
-    ),
+    "Completion": _answer("text_completion", _completion(ended=True)),
     "ChatCompletion": _answer(
-        "chat.completion",
-        _object(
-            {
-                "index": _COUNT,
-                "message": _MESSAGE,
-                "logprobs": _LOGPROBS,
-                **_END,
-                "token_ids": _EXTRAS["token_ids"],
-            },
-            optional=("token_ids",),
-        ),
-        service_tier={"const": "default"},
-        prompt_token_ids=_EXTRAS["prompt_token_ids"],
-        prompt_logprobs=_EXTRAS["prompt_logprobs"],
+        "chat.completion", _choice(True, {"message": _MESSAGE}, **_TOKEN_IDS), **_OF_CHAT
     ),
     "Response": _object(
         {
@@ -161,10 +151,6 @@ ANSWERS: dict[str, Json] = {
     ),
 }
 
-_CHUNK_END: Json = {
-    "finish_reason": {"enum": ["stop", "length", "tool_calls", None]},
-    "stop_reason": _END["stop_reason"],
-}
 _DELTA = _object(
     {
         "role": {"const": "assistant"},
@@ -184,28 +170,9 @@ _DELTA = _object(
     optional=("role", "content", "tool_calls"),
 )
 STREAMS: dict[str, Json] = {
-    "Completion": _chunks(
-        "text_completion",
-        _object(
-            {"index": _COUNT, "text": _STRING, "logprobs": _LOGPROBS, **_CHUNK_END, **_EXTRAS},
-            optional=tuple(_EXTRAS),
-        ),
-    ),
+    "Completion": _chunks("text_completion", _completion(ended=False)),
     "ChatCompletion": _chunks(
-        "chat.completion.chunk",
-        _object(
-            {
-                "index": _COUNT,
-                "delta": _DELTA,
-                "logprobs": _LOGPROBS,
-                **_CHUNK_END,
-                "token_ids": _EXTRAS["token_ids"],
-            },
-            optional=("token_ids",),
-        ),
-        service_tier={"const": "default"},
-        prompt_token_ids=_EXTRAS["prompt_token_ids"],
-        prompt_logprobs=_EXTRAS["prompt_logprobs"],
+        "chat.completion.chunk", _choice(False, {"delta": _DELTA}, **_TOKEN_IDS), **_OF_CHAT
     ),
     "Response": _event(
         _json(_object({"type": _STRING, "sequence_number": _COUNT}, more=True)),
