@@ -1,4 +1,5 @@
-"""How much memory a step takes besides weights and KV: measured on this machine, by a few tokens.
+"""How much memory a step takes besides weights and KV: estimated from the model's shape, and measured on this
+machine by a few tokens where the KV cache takes what is left.
 
     trim the heap -> reset the high-water mark of the process -> a few tokens forward, logits of some rows
     peak = (mark - resident before) scaled to a whole step
@@ -16,7 +17,8 @@ from pathlib import Path
 import torch
 
 from octavo.attention import AttentionBackend, AttentionBatch
-from octavo.models import Decoder
+from octavo.engine.config import AUTO, EngineConfig
+from octavo.models import Decoder, ModelConfig, activation_bytes
 
 PROBE_TOKENS = 128
 PROBE_PRODUCTS = 2e10
@@ -45,6 +47,33 @@ class Activations:
         return (
             f"{self.bytes:,} bytes a step at most ({self.measured:,} measured, {self.estimate:,} estimated)"
         )
+
+
+def estimated_activations(
+    config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, value_bytes: int
+) -> int:
+    """Bytes of the largest step that the options allow, with values of `value_bytes` each. A draft model's
+    passes are over before the model's begins, so the larger of the two counts."""
+    tokens, rows = config.max_batched_tokens, config.most_rows
+    models = [model] if draft is None else [model, draft]
+    return max(activation_bytes(one, value_bytes, tokens, rows) for one in models)
+
+
+def step_activations(
+    config: EngineConfig,
+    decoder: Decoder,
+    draft: ModelConfig | None,
+    backend: AttentionBackend,
+    kv_dtype: torch.dtype,
+) -> Activations:
+    """The memory of a step with these options; measured only where they leave the KV cache what is left."""
+    estimate = estimated_activations(config, decoder.config, draft, decoder.dtype.itemsize)
+    measured = None
+    if config.kv_memory == AUTO:
+        measured = measured_activations(
+            decoder, backend, kv_dtype, config.max_batched_tokens, config.most_rows
+        )
+    return Activations(estimate, measured)
 
 
 @torch.inference_mode()

@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.attention import AttentionBackend, backend_note, make_backend
-from octavo.engine.activations import Activations, measured_activations
+from octavo.attention import AttentionBackend, make_backend
+from octavo.engine.activations import step_activations
 from octavo.engine.assembly import beam_deltas, delta_of, grow
 from octavo.engine.beam_steps import advance_beams
-from octavo.engine.config import AUTO, DTYPES, STORED, Budget, EngineConfig
+from octavo.engine.config import DTYPES, STORED, Budget, EngineConfig
 from octavo.engine.costs import StepMeter
 from octavo.engine.cpus import set_threads
 from octavo.engine.defaults import choose_format, shape_of
@@ -32,11 +32,11 @@ from octavo.engine.params import SamplingParams
 from octavo.engine.propose import OwnText, Proposer, wanted
 from octavo.engine.runner import Runner, sampled_rows
 from octavo.engine.sampling import Choice, choose, mask_jobs, score_prompts
-from octavo.engine.scheduling import make_pool, make_scheduler, scheduling_rows
+from octavo.engine.scheduling import make_pool, make_scheduler
+from octavo.engine.start_table import start_rows
 from octavo.engine.tiers.setup import open_tiers
 from octavo.kv import Pool, PoolStats
-from octavo.models import LoadedModel, Tokenizer, activation_bytes, load_model
-from octavo.ops import ops_note
+from octavo.models import LoadedModel, Tokenizer, load_model
 from octavo.sched import Branch, Plan, Request, SchedulerStats, Stuck
 
 
@@ -66,7 +66,13 @@ class Engine:
         weights_dtype = str(model.decoder.dtype).removeprefix("torch.")
         self.kv_format = choose_format(config, weights_dtype, model.decoder.quantised, self.backend)
         context = model.config.position_limit or model.config.max_position_embeddings
-        self.activations = self._activations(model, draft)
+        self.activations = step_activations(
+            config,
+            model.decoder,
+            draft.config if draft is not None else None,
+            self.backend,
+            STORED[self.kv_format.dtype],
+        )
         self.budget = Budget.plan(
             config,
             shape_of(model.config, self.kv_format.dtype),
@@ -272,66 +278,7 @@ class Engine:
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows for the start-up table: what runs, what memory it takes, what is on and off and why."""
-        config, budget, model = self.config, self.budget, self.model
-        kv, tokens = self.kv_format, budget.num_blocks * budget.block_size
-        memory = budget.num_blocks * budget.bytes_per_block
-        source = "num_blocks" if config.num_blocks is not None else "kv_memory"
-        context = f"{budget.max_model_len:,} tokens"
-        return [
-            ("model", f"{model.name} ({model.config.architecture}, {model.path})"),
-            ("dtype", f"{config.dtype} (--dtype)"),
-            ("weights", f"{model.weights_bytes:,} bytes, {model.decoder.weights_note}"),
-            ("products", model.decoder.kernels),
-            ("activations", self.activations.row()),
-            ("KV dtype", f"{kv.dtype} ({kv.dtype_reason})"),
-            ("KV block", f"{kv.block_size} tokens, {budget.bytes_per_block:,} bytes ({kv.block_reason})"),
-            ("KV blocks", f"{budget.num_blocks:,}, {memory:,} bytes ({source})"),
-            ("KV capacity", f"{tokens:,} tokens"),
-            (
-                "context",
-                f"{context}; {budget.context_note}" if budget.context_note else f"{context} per request",
-            ),
-            ("attention", self._attention_row()),
-            ("norms, sampling", ops_note()),
-            ("threads", f"{self.threads.number} ({self.threads.reason})"),
-            ("batch", f"{config.max_num_seqs} sequences, {config.max_batched_tokens:,} tokens a step"),
-            ("prefix caching", "on" if config.prefix_caching else "off (--no-prefix-caching)"),
-            ("host cache", self._tier_row(budget.host_blocks, "--host-cache SIZE keeps evicted blocks")),
-            (
-                "disk cache",
-                self._tier_row(budget.disk_blocks, "--disk-cache PATH keeps them across restarts"),
-            ),
-            *scheduling_rows(config, budget),
-            (
-                "speculation",
-                self._proposer.note()
-                if self._proposer is not None
-                else "off (--speculate N guesses tokens from a sequence's own text, or by --draft-model)",
-            ),
-            ("checked mode", "on" if config.checked else "off (a second check of each batch, for debugging)"),
-        ]
-
-    def _activations(self, model: LoadedModel, draft: LoadedModel | None) -> Activations:
-        """The memory of a step: estimated, and measured where the KV cache takes what is left. A draft's
-        passes are over before the model's begins."""
-        config, decoder = self.config, model.decoder
-        tokens, rows = config.max_batched_tokens, config.most_rows
-        configs = [model.config, draft.config] if draft is not None else [model.config]
-        estimate = max(activation_bytes(c, decoder.dtype.itemsize, tokens, rows) for c in configs)
-        measured = None
-        if config.kv_memory == AUTO:
-            measured = measured_activations(decoder, self.backend, STORED[self.kv_format.dtype], tokens, rows)
-        return Activations(estimate, measured)
-
-    def _attention_row(self) -> str:
-        return backend_note() if type(self.backend) is type(make_backend()) else self.backend.name
-
-    def _tier_row(self, blocks: int, how: str) -> str:
-        if not blocks:
-            return f"off ({how})"
-        size = f"{blocks:,} blocks, {blocks * self.budget.bytes_per_block:,} bytes"
-        found = self.pool.stats().disk.cached if blocks == self.budget.disk_blocks else 0
-        return f"{size}; {found:,} blocks found from before" if found else size
+        return start_rows(self, self._proposer)
 
     # -- a step --------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.attention import make_backend
+from octavo.engine.activations import estimated_activations
 from octavo.engine.config import AUTO, DTYPES, Budget, EngineConfig
 from octavo.engine.defaults import choose_format, shape_of
 from octavo.engine.errors import ConfigError
 from octavo.kv import KV_DTYPES, LIBRARIES, KVShape, requests_that_fit, reserve_in
-from octavo.models import WEIGHTS, Header, ModelError, activation_bytes, quantised, weights_bytes
+from octavo.models import WEIGHTS, Header, ModelError, quantised, weights_bytes
 
 TOKENIZER_BYTES = 320
 """Of memory for each entry of a vocabulary, as measured on one of 49,152 entries (15.5 MB)."""
@@ -81,12 +82,9 @@ def plan_memory(
     """
     model, value_bytes = header.config, DTYPES[config.dtype].itemsize
     weights = weights_bytes(header, config.dtype, config.weights)
-    activations = activation_bytes(model, value_bytes, config.max_batched_tokens, config.most_rows)
-    draft_weights = 0
-    if draft is not None:
-        draft_weights = weights_bytes(draft, config.dtype, config.weights)
-        own = activation_bytes(draft.config, value_bytes, config.max_batched_tokens, config.most_rows)
-        activations = max(activations, own)
+    guesser = draft.config if draft is not None else None
+    activations = estimated_activations(config, model, guesser, value_bytes)
+    draft_weights = weights_bytes(draft, config.dtype, config.weights) if draft is not None else 0
     left = memory - program - weights - draft_weights
     if left <= 0:
         raise ConfigError(
