@@ -67,12 +67,22 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the engine: number format, memory, and how much runs at once."""
+    """Options of the engine: number formats, memory, how much runs at once, and what it does to be faster."""
     group = parser.add_argument_group(
         "engine options",
         "The KV cache, which keeps what was computed for each token, is divided into blocks of a few tokens. "
         "How many blocks there are decides how many requests can run at once and how long they may be.",
     )
+    _add_formats(group)
+    _add_memory(group)
+    _add_batch(group)
+    _add_speculation(group)
+    _add_lower_tiers(group)
+    _add_scheduling(group)
+    _add_machine(group)
+
+
+def _add_formats(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dtype",
         choices=DTYPES,
@@ -100,6 +110,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="tokens in one block of the KV cache, 1 to 256 (default: chosen, and shown at start)",
     )
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
     size = group.add_mutually_exclusive_group()
     size.add_argument(
         "--num-blocks",
@@ -113,6 +126,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache, such as 512MiB or 8GiB, or auto: what the machine can spare "
         "(default: 2GiB)",
     )
+
+
+def _add_batch(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-num-seqs",
         type=whole_number(1, 65536),
@@ -133,6 +149,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="longest prompt and answer together (default: what the model was trained for)",
     )
+
+
+def _add_speculation(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--speculate",
         type=whole_number(0, 16),
@@ -147,6 +166,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="a smaller model of the same vocabulary that guesses those tokens instead, named as MODEL is; "
         "--kv-memory covers its KV cache, too (default: none)",
     )
+
+
+def _add_lower_tiers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host-cache",
         metavar="SIZE",
@@ -164,6 +186,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="most that --disk-cache may take on disk (default: 4GiB)",
     )
+
+
+def _add_scheduling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--schedule",
         choices=("fcfs", "priority", "prefix", "fair"),
@@ -180,6 +205,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "are computed again, are moved to --host-cache and back, or whichever is measured to be cheaper "
         "(default: %(default)s)",
     )
+
+
+def _add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--threads",
         type=whole_number(1, 1024),
