@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.kv import parked
+from octavo.kv import parked, tail
 from octavo.kv.errors import InvalidArgument
 from octavo.kv.types import TOKEN_BYTES, Granted, NoRoom
 
@@ -29,11 +29,11 @@ def need(seq: Sequence, n: int) -> Need:
         raise InvalidArgument(f"reserve needs n >= 1, got {n}")
     pool, blocks = seq._pool, seq._pool._blocks
     grow = max(0, pool.blocks_for(seq.length + n) - seq._num_blocks - len(seq._parked))
-    tail = seq._shared_tail()
-    copies = tail >= 0 and seq._spare < 0
+    src = tail.shared(seq)
+    copies = src >= 0 and seq._spare < 0
     back = parked.plan(seq) if seq._parked else None
     short = grow + copies + (back.cost if back else 0) - blocks.available
-    cut_back = short > 0 and copies and blocks.refs[tail] == 1
+    cut_back = short > 0 and copies and blocks.refs[src] == 1
     return Need(grow, copies, cut_back, back, short - cut_back)
 
 
@@ -44,10 +44,10 @@ def reserve(seq: Sequence, n: int) -> Granted | NoRoom:
         return NoRoom(wanted.short)
     pool, copies = seq._pool, wanted.copies
     if wanted.cut_back:
-        tail = seq._tail_block()
-        key = pool._tree.key[tail]
+        last = tail.block_of(seq)
+        key = pool._tree.key[last]
         assert key is not None  # one holder and still not writable: it is published past `length`
-        pool._blocks.cut_back(tail, key[: (seq.length % pool.block_size) * TOKEN_BYTES])
+        pool._blocks.cut_back(last, key[: (seq.length % pool.block_size) * TOKEN_BYTES])
         copies = False
     if wanted.back:
         parked.bring_back(seq, wanted.back)
@@ -56,7 +56,7 @@ def reserve(seq: Sequence, n: int) -> Granted | NoRoom:
         if copies:
             seq._spare = taken.pop()
         seq._append(taken)
-    if seq.length % pool.block_size and seq._shared_tail() < 0:
-        seq._claim = seq._tail_block()
-        seq._give_spare()
+    if seq.length % pool.block_size and tail.shared(seq) < 0:
+        seq._claim = tail.block_of(seq)
+        tail.give_spare(seq)
     return Granted(wanted.grow + copies + (wanted.back.new if wanted.back else 0))

@@ -7,10 +7,7 @@
 open() starts with length = committed = num_cached. reserve() adds blocks at the right, extend() moves
 `length`, commit() moves `committed` and publishes, truncate() moves all three back.
 
-The tail block (the one that `length` stands in) may be shared, or published with tokens past `length`.
-It is written in place when this sequence alone depends on the slots from `length` on: it stands in no
-other table or was claimed before others came, and nothing is published there. Else the first write
-copies.
+The tail block (the one that `length` stands in) may be written in place or must be copied first: tail.py.
 
 What open() found in a lower tier, and all of a suspended sequence, is `_parked` (parked.py): held where it
 lies, and brought back by the next reserve() or resume().
@@ -24,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from octavo.kv import parked, publish, reserve
+from octavo.kv import parked, publish, reserve, tail
 from octavo.kv.errors import InvalidArgument, NotReserved, ProtocolError, SequenceClosed
 from octavo.kv.types import TOKEN_BYTES, Granted, NoRoom, Tokens, token_bytes
 
@@ -134,11 +131,11 @@ class Sequence:
         if n < 1 or self.length + n > self.capacity:
             raise NotReserved(f"extend({n}) at length {self.length}, reserved up to {self.capacity}")
         if self._claim < 0:
-            shared = self._shared_tail()
+            shared = tail.shared(self)
             if shared >= 0:
-                self._copy_tail(shared)
+                tail.copy(self, shared)
             else:  # whoever shared the tail may have gone
-                self._give_spare()
+                tail.give_spare(self)
         first, self.length = self.length, self.length + n
         if n == 1:
             block = int(pool._tables[self.row, first // size])
@@ -161,14 +158,14 @@ class Sequence:
         ProtocolError past `length` or before drain() handed over the copy that this KV builds on.
         """
         self._check_open()
-        pool, tail = self._pool, self._tail
-        data = tail + (self._given(tokens) if isinstance(tokens, int) else token_bytes(tokens))
-        if len(data) == len(tail):
+        pool, known = self._pool, self._tail
+        data = known + (self._given(tokens) if isinstance(tokens, int) else token_bytes(tokens))
+        if len(data) == len(known):
             return
-        committed = self.committed + (len(data) - len(tail)) // TOKEN_BYTES
+        committed = self.committed + (len(data) - len(known)) // TOKEN_BYTES
         if committed > self.length:
             raise ProtocolError(f"commit up to {committed}, but only {self.length} slots were handed out")
-        if pool._blocks.copies and self._tail_due(self.committed):
+        if pool._blocks.copies and tail.awaits_copy(self, self.committed):
             raise ProtocolError("commit before drain(): the block's first slots are still to be copied")
         first = self.committed // pool.block_size
         self.committed = committed
@@ -231,7 +228,7 @@ class Sequence:
         self.length = length
         self.num_cached = min(self.num_cached, length)
         if self._claim >= 0:
-            ours = length % size and self._claim == self._tail_block() and self._shared_tail() < 0
+            ours = length % size and self._claim == tail.block_of(self) and tail.shared(self) < 0
             self._claim = self._claim if ours else -1
 
     def forget(self, before: int) -> None:
@@ -263,7 +260,7 @@ class Sequence:
         """
         self._check_open()
         self._check_settled("suspend")
-        if self.length and not self._parked and self._tail_due(self.length - 1):
+        if self.length and not self._parked and tail.awaits_copy(self, self.length - 1):
             raise ProtocolError("suspend before drain(): a block's first slots are still to be copied")
         return parked.suspend(self)
 
@@ -353,23 +350,11 @@ class Sequence:
             raise InvalidArgument(f"commit({count}) at {self.committed}, but open() was given {given} tokens")
         return data
 
-    def _give_spare(self) -> None:
-        if self._spare >= 0:
-            self._pool._blocks.release(self._spare)
-            self._spare = -1
-
     def _append(self, blocks: list[int]) -> None:
         pool, have = self._pool, self._num_blocks
         pool._widen(have + len(blocks))
         pool._tables[self.row, have : have + len(blocks)] = blocks
         self._num_blocks = have + len(blocks)
-
-    def _tail_block(self) -> int:
-        """The id of the block that `length` stands in, wherever it lies."""
-        index = self.length // self._pool.block_size
-        if index >= self._num_blocks and self._parked:
-            return self._parked[index - self._num_blocks].block
-        return int(self._pool._tables[self.row, index])
 
     def _key_at(self, index: int) -> bytes | None:
         """The tokens of a committed full block, where known: published in full, or parked as such."""
@@ -379,39 +364,11 @@ class Sequence:
             key = self._pool._tree.key[int(self.table[index])]
         return key if key is not None and len(key) == self._pool._key_bytes else None
 
-    def _shared_tail(self) -> int:
-        """The block that the next write must copy first, or -1 if it may write in place."""
-        blocks = self._pool._blocks
-        offset = self.length % self._pool.block_size
-        if offset == 0:
-            return -1
-        tail = self._tail_block()
-        if tail >= blocks.num_device:
-            return -1  # brought back, it will be this sequence's alone
-        key = self._pool._tree.key[tail]
-        if key is not None and len(key) > offset * TOKEN_BYTES:
-            return tail
-        return -1 if tail == self._claim or blocks.sharers(tail) == 1 else tail
-
-    def _tail_due(self, position: int) -> bool:
-        """Whether the block at `position` still waits for its copy."""
-        index = position // self._pool.block_size
-        return index < self._num_blocks and int(self.table[index]) in self._pool._blocks.copies
-
-    def _copy_tail(self, src: int) -> None:
-        """Replace the shared tail by the spare block, to be filled by a copy."""
-        if self._spare < 0:
-            raise NotReserved("the tail block came to be shared after reserve(); reserve again")
-        pool, size = self._pool, self._pool.block_size
-        dst, self._spare = self._spare, -1
-        pool._tables[self.row, self.length // size] = dst
-        pool._blocks.queue_copy(src, dst, self.length % size)
-
     def _drop(self, keep: int) -> None:
         """Give back the spare and all blocks but the first `keep`, from the tail, so that the tail of
         a cached prefix is always evicted before what leads to it."""
         blocks, row = self._pool._blocks, self._pool._tables[self.row]
-        self._give_spare()
+        tail.give_spare(self)
         while self._parked and self._num_blocks + len(self._parked) > keep:
             parked.let_go(self, self._parked.pop())
         first = max(keep, self._forgotten)
