@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from octavo.cli.main import main
+from octavo.engine.outputs import RequestDelta
 from tests.server.fake_engine import WORDS, FakeEngineThread
 
 TEXT = "".join(WORDS)
@@ -71,15 +72,22 @@ def test_too_long(talk: Talk, engine: FakeEngineThread, capsys: pytest.CaptureFi
 
 
 def test_interrupt_stops_the_answer_only(
-    talk: Talk, engine: FakeEngineThread, capsys: pytest.CaptureFixture[str]
+    talk: Talk,
+    engine: FakeEngineThread,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C aborts the running answer, keeps what was said of it, and the conversation goes on."""
     engine.engine.max_model_len = 1000
-    engine.delay = 0.05
-    timer = threading.Timer(0.22, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    step = engine._step
+
+    def pressed(number: int, *args: Any) -> RequestDelta:
+        if number == 4 and len(engine.seen) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(number, *args)
+
+    monkeypatch.setattr(engine, "_step", pressed)
     assert talk("hi", "more") == 0
-    timer.join()
     assert (engine.running, engine.aborted) == (0, 1)
     kept = prompts(engine)[1].removeprefix("user: hi\nassistant: ").removesuffix("\nuser: more\nassistant:")
     assert kept

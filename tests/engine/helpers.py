@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,3 +153,41 @@ def idle(llm: LLM) -> None:
     assert stats.free + stats.cached == stats.num_blocks
     assert not llm.engine._live
     llm.engine.pool.check()
+
+
+WAIT_SECONDS = 60
+"""For what is sure to come: far more than a machine that is busy needs."""
+
+
+class Hold:
+    """Stops an engine's thread before a step, the first at which `when()`, until go_on().
+
+    What is asked of the thread meanwhile, such as requests and aborts, it does.
+    """
+
+    def __init__(self, thread: EngineThread, when: Callable[[], bool] = lambda: True) -> None:
+        self.reached, self._free = threading.Event(), threading.Event()
+        self._thread, self._when, self._step = thread, when, thread.engine.step
+        thread.engine.step = self._held_step  # type: ignore[method-assign]
+
+    def wait(self) -> None:
+        """For the thread to stand still."""
+        assert self.reached.wait(WAIT_SECONDS)
+
+    def go_on(self) -> None:
+        """Let the thread run freely."""
+        self._free.set()
+
+    def _held_step(self) -> list[RequestDelta]:
+        inbox = self._thread._inbox
+        if not self._free.is_set() and self._when():
+            self.reached.set()
+            while not self._free.is_set():
+                with suppress(queue.Empty):
+                    call = inbox.get(timeout=0.01)
+                    if call is None:  # the thread is to end
+                        inbox.put(None)
+                        self._free.set()
+                    else:
+                        call()
+        return self._step() if self._thread.engine.has_work else []

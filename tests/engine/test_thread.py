@@ -18,7 +18,7 @@ from octavo.engine.outputs import RequestDelta, SequenceDelta
 from octavo.engine.thread import KEPT_STEPS, RESOLVING_THREADS, _Stream
 from octavo.errors import InvalidRequest
 from octavo.models import LoadedModel
-from tests.engine.helpers import idle, keep_in_step, llm_on
+from tests.engine.helpers import Hold, idle, keep_in_step, llm_on
 
 Tiny = tuple[LoadedModel, Any]
 
@@ -42,7 +42,7 @@ async def collect(thread: EngineThread, prompt: list[int], want: SamplingParams)
 
 async def until_idle(thread: EngineThread) -> None:
     """Wait for the engine to have given everything back."""
-    for _ in range(500):
+    for _ in range(6000):
         stats = thread.stats()
         if not (stats["num_running"] or stats["num_waiting"] or stats["blocks_held"]):
             return
@@ -69,24 +69,27 @@ def test_bad_input_is_refused_before_anything_is_queued(thread: EngineThread) ->
 
 
 def test_leaving_a_stream_aborts_only_its_request(thread: EngineThread) -> None:
-    """One consumer leaves mid-stream, one while queued; the others come out whole and nothing is held."""
-
-    async def leave(prompt: list[int], after: int) -> None:
-        stream = thread.stream(prompt, params(200))
-        for _ in range(after):
-            await anext(stream)
-        await stream.aclose()
-
-    keep_in_step(thread)
+    """Consumers leave while queued, mid-stream and before they began; the others come out whole and nothing
+    is held."""
+    scheduler = thread.engine.scheduler
+    full = Hold(thread, lambda: len(scheduler.running) == 4 and len(scheduler.waiting) == 3)
+    middle = Hold(
+        thread, lambda: any(len(b.tokens) > 8 and b.tokens[:3] == [1, 2, 3] for b in scheduler.running)
+    )
 
     async def main() -> list[int]:
         keeper = asyncio.create_task(collect(thread, [9, 9], params(60)))
         queued = [asyncio.create_task(collect(thread, [i], params(200))) for i in range(6)]
-        await asyncio.sleep(0.05)
-        await leave([1, 2], 0)
+        await asyncio.to_thread(full.wait)
+        await thread.stream([1, 2], params(200)).aclose()
         for task in queued:
             task.cancel()
-        await leave([1, 2, 3], 5)
+        full.go_on()
+        stream = thread.stream([1, 2, 3], params(200))
+        count = sum(len(change.token_ids) for change in (await anext(stream)).deltas)
+        assert 0 < count < 200
+        await stream.aclose()
+        middle.go_on()
         tokens = await keeper
         await until_idle(thread)
         return tokens
@@ -113,17 +116,16 @@ def test_a_failed_step_reaches_its_streams_only(thread: EngineThread) -> None:
 def test_a_dead_engine_fails_open_streams_at_once(tiny: Tiny) -> None:
     """An error outside a step's own work ends the thread: streams get EngineDead, later ones too."""
     thread = EngineThread(llm_on(tiny[0]).engine)
+    hold = Hold(thread, lambda: bool(thread.engine.scheduler.running))
     thread.start()
 
     async def main() -> None:
         task = asyncio.create_task(collect(thread, [1, 2], params(400)))
-        while thread.stats()["num_running"] == 0:
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(hold.wait)
         thread.engine.scheduler.plan = None  # type: ignore[method-assign, assignment]
-        start = time.monotonic()
+        hold.go_on()
         with pytest.raises(EngineDead, match="TypeError"):
             await task
-        assert time.monotonic() - start < 5
 
     asyncio.run(main())
     assert not thread.alive
@@ -136,13 +138,13 @@ def test_shutdown_ends_the_thread_and_tells_open_streams(tiny: Tiny) -> None:
     """After shutdown() no thread is left, nothing is held, and an open stream has its error."""
     llm = llm_on(tiny[0])
     thread = EngineThread(llm.engine)
+    hold = Hold(thread, lambda: bool(thread.engine.scheduler.running))
     thread.start()
 
     async def main() -> None:
         task = asyncio.create_task(collect(thread, [1, 2], params(400)))
-        while thread.stats()["num_running"] == 0:
-            await asyncio.sleep(0.001)
-        await asyncio.to_thread(thread.shutdown, 10)
+        await asyncio.to_thread(hold.wait)
+        await asyncio.to_thread(thread.shutdown, 60)
         with pytest.raises(EngineDead, match="shut down"):
             await task
 
@@ -228,8 +230,8 @@ def test_who_falls_behind_gets_several_steps_at_once(thread: EngineThread, tiny:
                 whole[one.index] = (
                     ids + one.token_ids, text + one.text, logprobs + (one.logprobs or []), one.finish_reason
                 )  # fmt: skip
-            if held_up:
-                time.sleep(0.2)  # the loop itself: nothing else on it runs either
+            while held_up and thread.engine.has_work:
+                time.sleep(0.001)  # the loop itself: nothing else on it runs either
         return count, whole
 
     async def main() -> None:
@@ -238,7 +240,8 @@ def test_who_falls_behind_gets_several_steps_at_once(thread: EngineThread, tiny:
         prompt, quick = await read(False)
         assert slow == quick
         assert [len(ids) for ids, *_ in slow] == [20] * 3
-        assert behind < prompt
+        assert behind <= 3  # the first one or two, and all the rest
+        assert prompt >= 20
 
     asyncio.run(main())
 

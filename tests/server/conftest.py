@@ -58,8 +58,8 @@ def serve(engine: FakeEngineThread) -> Iterator[Serve]:
         yield lambda config=None: stack.enter_context(serving(create_app(engine, config)))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Poll until `condition()`; fail after `seconds`."""
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Poll until `condition()`; fail after `seconds`, which is far more than a machine that is busy needs."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"

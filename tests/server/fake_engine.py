@@ -78,6 +78,8 @@ class FakeEngineThread:
     step_seconds: float = 0.0
     delay: float = 0.0  # seconds before each token
     stalled: bool = False  # as if queued for ever
+    hold_before: int | None = None  # no token from that one on, until this is None again
+    hold_prompt: str = ""  # of this prompt only, where it is set
     fail_on: str = ""  # raise for this prompt, at once
     fail_after: int | None = None  # raise after that many tokens
     error_after: int | None = None  # send a delta with an error instead
@@ -116,6 +118,9 @@ class FakeEngineThread:
                 await asyncio.sleep(0.01)
             for step in range(len(WORDS) + params.n):
                 await asyncio.sleep(self.delay)
+                held = self.hold_prompt in ("", bytes(prompt_token_ids).decode())
+                while held and step == self.hold_before and not self.stopped:
+                    await asyncio.sleep(0.01)
                 if self.stopped:
                     raise EngineDead("the engine was shut down")
                 delta = self._step(step, params, len(prompt_token_ids))

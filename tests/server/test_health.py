@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -11,7 +13,7 @@ from octavo.engine.errors import EngineDead
 from octavo.server import ServerConfig, create_app
 from octavo.server.keys import ApiKey
 
-from .conftest import wait_for
+from .conftest import Serve, wait_for
 from .fake_engine import FakeEngineThread
 
 URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
@@ -101,13 +103,19 @@ def test_request_timeout(engine: FakeEngineThread, stream: bool) -> None:
     assert engine.aborted == 1
 
 
-def test_request_timeout_within_a_stream(engine: FakeEngineThread) -> None:
+def test_request_timeout_within_a_stream(engine: FakeEngineThread, serve: Serve, monkeypatch) -> None:
     """After text has gone out the time-out is the last event."""
-    engine.delay = 0.06
-    client = TestClient(create_app(engine, ServerConfig(request_seconds=0.2)))
-    answer = client.post(URLS[0], json={**BODY, "stream": True})
-    assert answer.status_code == 200
-    assert '"request_timeout"' in [line for line in answer.text.split("\n") if line][-1]
+    now = [1000.0]
+    monkeypatch.setattr("octavo.server.generation.time", SimpleNamespace(monotonic=lambda: now[0]))
+    engine.hold_before = 1
+    url = serve(ServerConfig(request_seconds=100.0)) + URLS[0]
+    with httpx.stream("POST", url, json={**BODY, "stream": True}, timeout=60) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        now[0] += 101.0
+        assert '"request_timeout"' in [line for line in lines if line][-1]
+    wait_for(lambda: (engine.running, engine.aborted) == (0, 1))
 
 
 def test_health_needs_no_key(engine: FakeEngineThread) -> None:

@@ -119,7 +119,7 @@ def test_concurrent_requests_of_a_key(engine: FakeEngineThread) -> None:
             assert error["code"] == "too_many_requests"
             assert "'ann'" in error["message"]
             assert "max_concurrent = 2" in error["message"]
-            assert refused.headers["retry-after"] == "1"
+            assert int(refused.headers["retry-after"]) >= 1
             assert (await client.get("/v1/models", headers={"Authorization": "Bearer a"})).status_code == 200
             others = post("b")
             while engine.running < 3:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -20,7 +21,9 @@ import pytest
 from octavo.engine import EngineThread
 from octavo.server import ServerConfig, create_app
 from octavo.server import protocol as server_protocol
+from octavo.server.context import TEXT_THREADS
 from octavo.server.run import HttpServer
+from tests.engine.helpers import Hold
 
 from .conftest import wait_for
 from .http_load import ask, request_bytes, storm
@@ -54,6 +57,17 @@ class Running:
         wait_for(lambda: bool(found))
         return found[0]
 
+    def fill_threads(self) -> None:
+        """Have the pool for texts start all its threads, which it else does when it needs them."""
+        together = threading.Barrier(TEXT_THREADS + 1)
+        for _ in range(TEXT_THREADS):
+            self.app.state.context._threads.submit(together.wait)
+        together.wait()
+
+    def asked(self, count: int) -> None:
+        """Wait until so many requests have come to the engine."""
+        wait_for(lambda: self.engine.engine._next_id >= count)
+
     def idle(self) -> bool:
         """Whether nothing of any request is left in server or engine."""
         stats = self.engine.stats()
@@ -86,19 +100,20 @@ def start(checkpoint: Path) -> Iterator[Callable[..., Running]]:
 @pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.proof)])
 def test_leaving_in_every_state(start: Callable[..., Running], count: int) -> None:
     """`count` requests over 64 connections, a third dropped queued, in prefill, mid-stream, with n = 4:
-    within five seconds nothing is held, no task is left, memory has not grown, and the pool is sound."""
+    then nothing is held, no task is left, memory has not grown, and the pool is sound."""
     running = start(max_num_seqs=8, checked=False, num_blocks=300)
     before = running.tasks()
+    running.fill_threads()
     asyncio.run(storm(running.port, max(150, count // 5), 64, seed=1))
-    wait_for(running.idle, 5.0)
+    wait_for(running.idle)
     gc.collect()
     threads = threading.active_count()
     warm = psutil.Process().memory_info().rss
     ends = asyncio.run(storm(running.port, count, 64, seed=2))
-    wait_for(running.idle, 5.0)
+    wait_for(running.idle)
     assert ends["dropped"] == -(-count // 3)
     assert ends["200"] == count - ends["dropped"]
-    wait_for(lambda: running.tasks() <= before, 5.0)
+    wait_for(lambda: running.tasks() <= before)
     gc.collect()
     grown = psutil.Process().memory_info().rss / warm
     print(f"{count} requests: {dict(ends)}; resident memory {warm >> 20} MiB, then {grown:.4f} times that")
@@ -110,7 +125,7 @@ def test_leaving_in_every_state(start: Callable[..., Running], count: int) -> No
     )
 
 
-def test_a_queued_request_that_leaves_touches_no_other(start: Callable[..., Running], monkeypatch) -> None:
+def test_a_queued_request_that_leaves_touches_no_other(start: Callable[..., Running]) -> None:
     """One sequence at a time: A runs, B waits and leaves; A's stream is the same as without B."""
     running = start(max_num_seqs=1)
     body = {"prompt": "A book", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -120,20 +135,17 @@ def test_a_queued_request_that_leaves_touches_no_other(start: Callable[..., Runn
         chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
         return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
-    step = running.engine.engine.step
-
-    def slow_step() -> object:
-        time.sleep(0.02)  # so that A is still running when B comes and goes
-        return step()
-
-    monkeypatch.setattr(running.engine.engine, "step", slow_step)
+    scheduler = running.engine.engine.scheduler
+    # A, well after its first text, while B comes and goes.
+    hold = Hold(running.engine, lambda: any(len(branch.tokens) > 40 for branch in scheduler.running))
     with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         first = next(lines)
         with socket.create_connection(("127.0.0.1", running.port)) as other:
             other.sendall(request_bytes({"prompt": "B", "max_tokens": 50, "ignore_eos": True}))
-            wait_for(lambda: running.app.state.context.under_way == 2)
-        wait_for(lambda: running.app.state.context.under_way == 1)
+            wait_for(lambda: len(scheduler.waiting) == 1)
+        wait_for(lambda: not scheduler.waiting and running.app.state.context.under_way == 1)
+        hold.go_on()
         rest = "\n".join([first, *lines])
     assert text(rest) == text(alone) != ""
     assert "[DONE]" in rest
@@ -142,6 +154,13 @@ def test_a_queued_request_that_leaves_touches_no_other(start: Callable[..., Runn
 def test_half_open_connections_are_closed(start: Callable[..., Running], monkeypatch) -> None:
     """A connection that says nothing, or half a request head, is closed after a while; a body that does
     not come is a 408; a good request meanwhile is answered, and a kept connection is not cut in the head."""
+    connect, made = server_protocol.BoundedProtocol.connection_made, list[object]()
+
+    def counted(protocol: server_protocol.BoundedProtocol, transport: asyncio.Transport) -> None:
+        connect(protocol, transport)
+        made.append(transport)
+
+    monkeypatch.setattr(server_protocol.BoundedProtocol, "connection_made", counted)
     monkeypatch.setattr(server_protocol, "HEAD_SECONDS", 0.3)
     running = start()
     running.app.state.context.config = ServerConfig(body_seconds=0.3)
@@ -149,17 +168,19 @@ def test_half_open_connections_are_closed(start: Callable[..., Running], monkeyp
     halves.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
     slow = socket.create_connection(("127.0.0.1", running.port))
     slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-    with httpx.Client() as kept:
+    wait_for(lambda: len(made) == 3)
+    monkeypatch.setattr(server_protocol, "HEAD_SECONDS", 60.0)  # for those that are in order
+    with httpx.Client(timeout=60) as kept:
         assert kept.get(f"{running.url}/health").status_code == 200
         for sock in (silent, halves):
-            sock.settimeout(10)
+            sock.settimeout(60)
             assert sock.recv(100) == b""
         assert kept.get(f"{running.url}/health").status_code == 200
-    slow.settimeout(10)
+    slow.settimeout(60)
     assert slow.recv(1000).startswith(b"HTTP/1.1 408")
     for sock in (silent, halves, slow):
         sock.close()
-    wait_for(running.idle, 5.0)
+    wait_for(running.idle)
 
 
 def test_a_reader_that_takes_nothing_is_cut(start: Callable[..., Running], monkeypatch) -> None:
@@ -171,8 +192,8 @@ def test_a_reader_that_takes_nothing_is_cut(start: Callable[..., Running], monke
         sock.connect(("127.0.0.1", running.port))
         body = {"prompt": ["a"] * 20, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
         sock.sendall(request_bytes(body))
-        wait_for(lambda: running.app.state.context.under_way == 1)
-        wait_for(running.idle, 60.0)
+        running.asked(20)
+        wait_for(running.idle)
 
 
 def test_slow_readers_and_half_open_connections(start: Callable[..., Running]) -> None:
@@ -194,20 +215,29 @@ def test_slow_readers_and_half_open_connections(start: Callable[..., Running]) -
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             sock.connect(("127.0.0.1", running.port))
             sock.sendall(slow if number < 60 else b"POST /v1/completions HTTP/1.1\r\n")
-        wait_for(lambda: running.app.state.context.under_way == 60, 30.0)
+        wait_for(lambda: running.app.state.context.under_way == 60)
         assert said() == alone
-        wait_for(lambda: running.app.state.context.gate.open == 0, 60.0)
+        wait_for(lambda: running.app.state.context.gate.open == 0)
         assert said() == alone
     finally:
         for sock in held:
             sock.close()
-    wait_for(running.idle, 5.0)
+    wait_for(running.idle)
 
 
-def test_five_megabytes_do_not_stall(start: Callable[..., Running]) -> None:
+def test_five_megabytes_do_not_stall(start: Callable[..., Running], monkeypatch) -> None:
     """While 5 MB of text are tokenized, health and a stream go on; the text is then refused as too long."""
     running = start()
     answers: list[httpx.Response] = []
+    some_served, tokenizer = threading.Event(), running.engine.engine.tokenizer
+    encode = tokenizer.encode
+
+    def not_at_once(text: str, *args: Any, **more: Any) -> list[int]:
+        if len(text) > 1000:
+            assert some_served.wait(60)
+        return encode(text, *args, **more)
+
+    monkeypatch.setattr(tokenizer, "encode", not_at_once)
     huge = {"prompt": "The quick brown fox jumps over it. " * 150_000}
 
     def send() -> None:
@@ -221,7 +251,9 @@ def test_five_megabytes_do_not_stall(start: Callable[..., Running]) -> None:
         body = {"prompt": "a", "max_tokens": 3, "stream": True}
         assert "[DONE]" in httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).text
         served += 1
-    assert served >= 3  # it took a while, and others were answered all along
+        if served == 3:
+            some_served.set()
+    assert served >= 3
     assert answers[0].status_code == 400
     assert str(running.engine.engine.max_model_len) in answers[0].json()["error"]["message"]
 
@@ -240,7 +272,7 @@ def test_normal_close_while_waiting(start: Callable[..., Running]) -> None:
         assert await ask(running.port, {"prompt": "b", "max_tokens": 1}, None, random.Random(0)) == "200"
 
     asyncio.run(leave())
-    wait_for(running.idle, 5.0)
+    wait_for(running.idle)
 
 
 def test_a_slow_reader_holds_no_place(start: Callable[..., Running], monkeypatch) -> None:
@@ -250,12 +282,12 @@ def test_a_slow_reader_holds_no_place(start: Callable[..., Running], monkeypatch
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.connect(("127.0.0.1", running.port))
-        body = {"prompt": ["a"] * 10, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
-        sock.sendall(request_bytes(body))
-        wait_for(lambda: gate.open == 40)
-        wait_for(lambda: gate.open == 0, 60.0)
+        body = {"prompt": ["a"] * 10, "n": 4, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        sock.sendall(request_bytes({**body, "logprobs": 20}))
+        running.asked(10)
+        wait_for(lambda: gate.open == 0)
         assert running.app.state.context.under_way == 1
-    wait_for(running.idle, 5.0)
+    wait_for(running.idle)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +297,7 @@ def test_what_is_no_http(start: Callable[..., Running], junk: bytes) -> None:
     """Bytes that are no HTTP request get an error object and the end of the connection."""
     running = start()
     with socket.create_connection(("127.0.0.1", running.port)) as sock:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.sendall(junk)
         answer = b""
         while chunk := sock.recv(4096):
@@ -279,42 +311,45 @@ def test_a_client_that_sends_ahead_and_leaves(start: Callable[..., Running]) -> 
     """One that sends its next request before it has its answer is answered twice; one that leaves then ends
     its request; one that sends without end is cut."""
     running = start()
-    step, short = running.engine.engine.step, {"prompt": "a", "ignore_eos": True, "max_tokens": 2}
-
-    def slow_step() -> object:
-        time.sleep(0.05)  # so that the first is under way when more comes
-        return step()
-
-    running.engine.engine.step = slow_step  # type: ignore[method-assign,assignment]
+    short = {"prompt": "a", "ignore_eos": True, "max_tokens": 2}
 
     def send_two(**fields: object) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+        sock = socket.create_connection(("127.0.0.1", running.port), timeout=60)
         body = {"prompt": "a", "ignore_eos": True, "n": 4, **fields}
         sock.sendall(request_bytes(body).replace(b"Connection: close\r\n", b""))
         wait_for(lambda: running.app.state.context.gate.open == 4)
         sock.sendall(request_bytes(short))
         return sock
 
+    hold = Hold(running.engine)  # so that the first is under way when more comes
     with send_two(max_tokens=6) as patient:
+        hold.go_on()
         answers = b""
         while chunk := patient.recv(4096):
             answers += chunk
     assert answers.count(b"HTTP/1.1 200") == 2
+    Hold(running.engine)  # nothing ends by itself any more
     with send_two():
-        time.sleep(0.2)  # the server has seen what came ahead
-    wait_for(running.idle, 1.5)  # by itself it would go on for ten seconds and more
+        time.sleep(0.2)  # the server has seen what came ahead, mostly
+    wait_for(running.idle)
     with send_two() as floods, suppress(ConnectionError):
         while True:
             floods.sendall(b"x" * 10_000)
-    wait_for(running.idle, 1.5)
+    wait_for(running.idle)
 
 
 def test_a_refused_body_that_never_ends(start: Callable[..., Running], monkeypatch) -> None:
     """A client that goes on sending a body that was refused has its answer, and is closed after a while."""
-    monkeypatch.setattr(server_protocol, "HEAD_SECONDS", 0.3)
+    received = server_protocol.BoundedProtocol.data_received
+
+    def then_hurry(protocol: server_protocol.BoundedProtocol, data: bytes) -> None:
+        monkeypatch.setattr(server_protocol, "HEAD_SECONDS", 0.3)  # from the head on
+        received(protocol, data)
+
+    monkeypatch.setattr(server_protocol.BoundedProtocol, "data_received", then_hurry)
     running = start()
     running.app.state.context.config = ServerConfig(max_body_bytes=1000)
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
         assert sock.recv(1000).startswith(b"HTTP/1.1 413")
 

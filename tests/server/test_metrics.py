@@ -19,9 +19,8 @@ from octavo.engine import Engine, EngineConfig, EngineThread
 from octavo.models import load_model
 from octavo.server import ServerConfig, create_app
 from octavo.server.keys import ApiKey
-from tests.engine.helpers import over_admit, tiny_checkpoint
+from tests.engine.helpers import Hold, over_admit, tiny_checkpoint
 
-from .conftest import wait_for
 from .sse import events
 
 URL = "/v1/completions"
@@ -118,16 +117,14 @@ def test_gauges_move_and_return_to_zero(client: TestClient, engine: EngineThread
     """While a request runs it shows; after it everything is idle and every block free or cached."""
     body = {"prompt": "A book", "max_tokens": 100, "ignore_eos": True}
     runner = threading.Thread(target=lambda: client.post(URL, json=body))
+    hold = Hold(engine, lambda: bool(engine.engine.scheduler.running))
     runner.start()
-    seen: list[Samples] = []
-
-    def running() -> bool:
-        seen.append(scrape(client))
-        return seen[-1]["octavo_num_requests_running"] == 1
-
-    wait_for(running)
+    hold.wait()
+    busy = scrape(client)
+    hold.go_on()
     runner.join()
-    assert seen[-1]["octavo_kv_cache_usage_perc"] > 0
+    assert busy["octavo_num_requests_running"] == 1
+    assert busy["octavo_kv_cache_usage_perc"] > 0
     load(client)
     idle = scrape(client)
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "shared_blocks"):

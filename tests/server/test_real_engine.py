@@ -189,6 +189,7 @@ def test_what_an_interrupted_stream_computed_is_reused(
         "max_tokens": 300,
         "return_token_ids": True,
     }
+    keep_in_step(engine)  # as many chunks as tokens
     found = leave(client, {**body, "stream": True}, count)
     wait_for(lambda: engine.stats()["blocks_held"] == 0 and engine.stats()["num_running"] == 0)
     output = [token for chunk in found for choice in chunk["choices"] for token in choice["token_ids"]]

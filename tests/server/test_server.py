@@ -110,7 +110,7 @@ def test_typed_engine_failure(client: TestClient, engine: FakeEngineThread) -> N
 def test_one_prompt_of_a_batch_fails(client: TestClient, engine: FakeEngineThread) -> None:
     """When the engine fails on one prompt of a batch, the call fails and the others are aborted."""
     engine.fail_on = "b"
-    engine.delay = 0.02
+    engine.hold_before = 1
     answer = client.post(COMPLETIONS, json={"prompt": ["a", "b", "c"]})
     assert answer.status_code == 500
     assert (engine.running, engine.aborted) == (0, 3)

@@ -216,7 +216,7 @@ def test_call(client: TestClient, engine: FakeEngineThread, monkeypatch, stream:
 def test_single_call(client: TestClient, engine: FakeEngineThread, monkeypatch, stream: bool) -> None:
     """Without parallel calls the answer ends with the first, and the engine is not kept busy."""
     say(engine, monkeypatch, f"{CALL}\n{CALL} and much more text that nobody asked for")
-    engine.delay = 0.003
+    engine.hold_before = -(-2 * len(CALL) // 3) + 1  # by itself it would not end
     message, reason = ask(client, stream, parallel_tool_calls=False)
     assert reason == "tool_calls"
     assert len(message["tool_calls"]) == 1
