@@ -32,7 +32,6 @@ router = APIRouter()
 
 MAX_BEHIND = 100
 """Frames that a slow client may be behind before it is dropped; it comes back with a snapshot."""
-HEARTBEAT_SECONDS = 15.0
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -115,12 +114,7 @@ async def frames(feed: Feed) -> AsyncGenerator[bytes, None]:
     feed.subscribe(watcher)
     try:
         while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    data = await queue.get()
-            except TimeoutError:
-                yield b": still here\n\n"
-                continue
+            data = await queue.get()
             if data is None or queue.qsize() > MAX_BEHIND:
                 return
             yield b"data: " + data + b"\n\n"
