@@ -114,8 +114,9 @@ struct WriteCall {
   int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;
   int64_t value_token_stride, value_head_stride;
   int query_heads;
-  const float* cos;  // [tokens, dim / 2]
+  const float* cos;  // [tokens, dim / 2], or, with positions, a row per position
   const float* sin;
+  const int64_t* positions;  // [tokens] or null
   const int64_t* slots;
 };
 

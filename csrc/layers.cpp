@@ -31,7 +31,7 @@ int64_t run_layers(const Layers& model, Engine& attention, const std::vector<con
   write.query_token_stride = write.key_token_stride = write.value_token_stride = stride;
   write.query_head_stride = write.key_head_stride = write.value_head_stride = model.dim;
   write.query_heads = model.query_heads;
-  write.cos = step.cos, write.sin = step.sin;
+  write.cos = step.cos, write.sin = step.sin, write.positions = step.positions;
   write.slots = step.slots;
 
   Call call{};

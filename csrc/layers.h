@@ -31,8 +31,9 @@ struct LayersCall {
   float* hidden;    // [tokens, hidden_size]
   float* qkv;       // [tokens, (query_heads + 2 kv_heads) * dim]
   float* attended;  // [tokens, query_heads * dim]
-  const float* cos;  // [tokens, dim / 2]
+  const float* cos;  // [positions, dim / 2]
   const float* sin;
+  const int64_t* positions;  // [tokens]: rows of cos and sin
   const int64_t* slots;  // [tokens]
   int64_t tokens;
   int threads;

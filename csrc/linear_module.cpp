@@ -58,17 +58,18 @@ Layers make_layers(LinearEngine& linear, const Ops& ops, nb::list chains,
 
 using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
 
-// tensors: hidden, qkv, attended. inputs: cos, sin, slots. caches and plans are as many as the layers.
+// tensors: hidden, qkv, attended. inputs: cos, sin, positions, slots. caches and plans are as many as the layers.
 int64_t run_all_layers(const Layers& model, Engine& attention, const std::vector<const CacheView*>& caches,
-                       const std::vector<StepPlan*>& plans, Addresses tensors, Addresses inputs, int64_t tokens,
-                       int threads) {
+                       const std::vector<StepPlan*>& plans, Addresses tensors,
+                       std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t> inputs, int64_t tokens, int threads) {
   if (caches.size() != model.layers.size() || plans.size() != model.layers.size())
     throw std::invalid_argument("caches and plans must be as many as the layers");
   LayersCall call{};
   const auto [hidden, qkv, attended] = tensors;
-  const auto [cos, sin, slots] = inputs;
+  const auto [cos, sin, positions, slots] = inputs;
   call.hidden = at<float>(hidden), call.qkv = at<float>(qkv), call.attended = at<float>(attended);
-  call.cos = at<float>(cos), call.sin = at<float>(sin), call.slots = at<int64_t>(slots);
+  call.cos = at<float>(cos), call.sin = at<float>(sin);
+  call.positions = at<int64_t>(positions), call.slots = at<int64_t>(slots);
   call.tokens = tokens, call.threads = threads;
   nb::gil_scoped_release release;
   return run_layers(model, attention, caches, plans, call);

@@ -93,7 +93,8 @@ void write_tokens(const WriteCall& call, int64_t begin, int64_t end) {
     if constexpr (sizeof(From) == sizeof(float)) {
       if (call.cos) {
         const int half = call.cache.dim / 2;
-        const float *cos = call.cos + token * half, *sin = call.sin + token * half;
+        const int64_t row = (call.positions ? call.positions[token] : token) * half;
+        const float *cos = call.cos + row, *sin = call.sin + row;
         for (int h = 0; h < call.query_heads; ++h)
           rotate<V>(query + token * call.query_token_stride + h * call.query_head_stride, cos, sin, half);
         for (int h = 0; h < call.cache.heads; ++h)

@@ -187,7 +187,7 @@ class Layers:  # csrc/layers.h; octavo/models/layers.py checks what it is given
         caches: list[Cache],
         plans: list[Plan],
         tensors: tuple[int, int, int],
-        inputs: tuple[int, int, int],
+        inputs: tuple[int, int, int, int],
         tokens: int,
         threads: int,
     ) -> int: ...

@@ -77,7 +77,6 @@ class Runner:
         if self._ahead is not None:
             self._ahead.stop()
 
-    @torch.inference_mode()
     def forward(self, plan: Batch, tables: np.ndarray) -> Tensor:
         """Run the plan, whose transfers have been carried out.
 
@@ -88,32 +87,32 @@ class Runner:
         if plan.actions.copies:
             for cache in self.caches:
                 self._backend.copy_blocks(cache, plan.actions.copies)
-        entries = plan.entries
-        counts = np.array([len(entry.tokens) for entry in entries])
-        starts = np.array([entry.start for entry in entries])
-        query_start = np.zeros(len(entries) + 1, np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        token_ids = np.array([token for entry in entries for token in entry.tokens], np.int64)
-        positions = np.arange(len(token_ids)) + np.repeat(starts - query_start[:-1], counts)
-        kv_len = (starts + counts).astype(np.int32)
+        # Lists, not arrays: after weights have gone through the caches each call of numpy takes microseconds.
+        token_ids: list[int] = []
+        positions: list[int] = []
+        query_start, kv_len = [0], []
+        for entry in plan.entries:
+            token_ids += entry.tokens
+            positions += range(entry.start, entry.start + len(entry.tokens))
+            query_start.append(len(token_ids))
+            kv_len.append(entry.start + len(entry.tokens))
         cache = self.caches[0]
-        columns = -(-int(kv_len.max()) // cache.block_size)
-        rows = [entry.row for entry in entries]
+        columns = -(-max(kv_len) // cache.block_size)
+        held = tables[[entry.row for entry in plan.entries], :columns]
         batch = AttentionBatch(
-            tables=torch.from_numpy(tables[rows, :columns]),
-            query_start=torch.from_numpy(query_start),
-            kv_len=torch.from_numpy(kv_len),
-            slots=torch.from_numpy(np.concatenate([entry.slots for entry in entries])),
+            tables=torch.from_numpy(held),
+            query_start=torch.tensor(query_start, dtype=torch.int32),
+            kv_len=torch.tensor(kv_len, dtype=torch.int32),
+            slots=torch.from_numpy(np.concatenate([entry.slots for entry in plan.entries])),
         )
         if self._checked:
             check_batch(batch, cache.num_blocks, cache.block_size, len(token_ids))
         if self._ahead is not None:
-            self._ahead.reached(int(tables[rows].max()))
+            self._ahead.reached(int(held.max()))
         return self._decoder.forward(
-            torch.from_numpy(token_ids), torch.from_numpy(positions), self.caches, batch, self._backend
+            torch.tensor(token_ids), torch.tensor(positions), self.caches, batch, self._backend
         )
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[S, V]` float32 of rows `[S, E]` of what forward() returned."""
         return self._decoder.logits(hidden)

@@ -87,11 +87,12 @@ class Decoder:
             raise ModelError(f"{len(caches)} caches were given for {len(self._head_norms)} layers")
         projections = self._projections
         hidden = projections.embed(token_ids)  # [T, E], ours to update in place
-        cos, sin = self._rotary(positions, self.dtype)
         qkv = projections.first(hidden)
         if self._layers is not None and self._layers.fits(backend):
-            self._layers.run(hidden, qkv, cos, sin, caches, batch, backend)
+            cos, sin = self._rotary.reaching(positions)
+            self._layers.run(hidden, qkv, cos, sin, positions, caches, batch, backend)
             return hidden
+        cos, sin = self._rotary(positions, self.dtype)
         query, key, value = self._heads(qkv)
         for layer, (cache, window) in enumerate(zip(caches, self.config.layer_windows, strict=True)):
             norms = self._head_norms[layer]

@@ -60,21 +60,24 @@ class AllLayers:
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
+        positions: Tensor,
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
         backend: AttentionBackend,
     ) -> None:
         """Take hidden `[T, E]` through all layers, in place; qkv `[T, (Hq + 2 Hkv) D]` is the first one's.
 
-        cos and sin `[T, 1, D / 2]`. All are float32 and dense. backend: one that fits(). Raises BatchError as
-        its methods do, before anything is written.
+        cos and sin `[N, D / 2]`: rows by position, for positions `[T]` int64 in 0..N-1. All but these are
+        float32, and all are dense. backend: one that fits(). Raises BatchError as its methods do, before
+        anything is written.
         """
         assert isinstance(backend, CpuBackend)
         tokens = len(hidden)
-        shapes = (tokens, 1, self._dim // 2)
-        if not cos.shape == sin.shape == shapes or not cos.dtype == sin.dtype == torch.float32:
-            raise BatchError(f"cos is {cos.dtype} of shape {tuple(cos.shape)}; it must be float32 {shapes}")
-        cos, sin = cos.contiguous(), sin.contiguous()
+        if positions.shape != (tokens,) or positions.dtype != torch.int64 or not positions.is_contiguous():
+            raise BatchError(
+                f"positions is {positions.dtype} of shape {tuple(positions.shape)}; it must be int64 of "
+                f"shape ({tokens},), dense"
+            )
         views, plans = backend.layers(tokens, self._heads, caches, self._windows, batch)
         attended = torch.empty(tokens, self._heads * self._dim)
         outside = self._layers.run(
@@ -82,7 +85,7 @@ class AllLayers:
             views,
             plans,
             (hidden.data_ptr(), qkv.data_ptr(), attended.data_ptr()),
-            (cos.data_ptr(), sin.data_ptr(), batch.slots.data_ptr()),
+            (cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), batch.slots.data_ptr()),
             tokens,
             torch.get_num_threads(),
         )

@@ -44,11 +44,13 @@ class Layers(Protocol):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
+        positions: Tensor,
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
         backend: AttentionBackend,
     ) -> None:
-        """Take hidden `[T, E]` through all layers, in place; qkv is what first() returned."""
+        """Take hidden `[T, E]` through all layers, in place; qkv is what first() returned; cos and sin
+        `[N, D / 2]` are rows by position."""
 
 
 class Projections(Protocol):

@@ -55,12 +55,15 @@ class RotaryTable:
         self._cos = self._sin = torch.empty(0)
         self._grow(min(_FIRST_TABLE, config.max_position_embeddings))
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin `[T, 1, D/2]` in `dtype` for positions `[T]` int64.
+    def reaching(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin float32 `[N, D/2]`, a row per position, with N beyond all of positions `[T]`.
 
-        Raises ModelError for a position that dynamic scaling cannot reach.
+        Raises ModelError for a position below 0, or that dynamic scaling cannot reach.
         """
-        needed = int(positions.max()) + 1 if positions.numel() else 0
+        low, high = (int(end) for end in positions.aminmax()) if positions.numel() else (0, -1)
+        if low < 0:
+            raise ModelError(f"position {low}: positions begin at 0")
+        needed = high + 1
         if self._limit is not None and needed > self._limit:
             raise ModelError(
                 f"position {needed - 1} is past max_position_embeddings {self._limit}: rope type "
@@ -68,8 +71,13 @@ class RotaryTable:
             )
         if needed > self._cos.shape[0]:
             self._grow(needed)
-        cos = self._cos.index_select(0, positions).unsqueeze(1)  # [T, 1, D/2]: one angle for all heads
-        sin = self._sin.index_select(0, positions).unsqueeze(1)
+        return self._cos, self._sin
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and sin `[T, 1, D/2]` in `dtype` for positions `[T]` int64. Raises as reaching()."""
+        cos, sin = self.reaching(positions)
+        cos = cos.index_select(0, positions).unsqueeze(1)  # one angle for all heads
+        sin = sin.index_select(0, positions).unsqueeze(1)
         return cos.to(dtype), sin.to(dtype)
 
     def _grow(self, needed: int) -> None:

@@ -268,7 +268,7 @@ def test_a_request_without_a_token_to_sample_fails_alone(tiny: Tiny) -> None:
     logits, calls = llm.engine.model.decoder.logits, []
 
     def poisoned(hidden: Any) -> Any:
-        out = logits(hidden)
+        out = logits(hidden).clone()
         calls.append(len(out))
         if len(calls) == 1:
             out[1] = float("nan")

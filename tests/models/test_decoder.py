@@ -87,6 +87,27 @@ def test_scaling_under_every_spelling(spelling: str, kind: str, factor: float, t
     assert_same_logits(decoder_from(save(model, tmp_path, **changes)), model, prompt(100))
 
 
+def test_positions_below_zero_are_refused(tmp_path: Path) -> None:
+    """The kernels look angles up by position, so one outside their table must not reach them."""
+    save(tiny_model(), tmp_path)
+    decoder = decoder_from(tmp_path)
+    batch = AttentionBatch(
+        tables=torch.zeros(1, 1, dtype=torch.int32),
+        query_start=torch.tensor([0, 2], dtype=torch.int32),
+        kv_len=torch.tensor([2], dtype=torch.int32),
+        slots=torch.arange(2),
+    )
+    for name in ("auto", "reference"):
+        backend = make_backend(name)
+        config = decoder.config
+        caches = [
+            backend.allocate(1, 16, config.num_kv_heads, config.head_dim, torch.float32)
+            for _ in range(config.num_layers)
+        ]
+        with pytest.raises(ModelError, match="position -1"):
+            decoder.forward(torch.tensor([1, 2]), torch.tensor([-1, 0]), caches, batch, backend)
+
+
 def test_dynamic_scaling_refuses_positions_past_the_context(tmp_path: Path) -> None:
     """Past max_position_embeddings dynamic scaling would change cached keys: a ModelError, by name."""
     model = tiny_model(
