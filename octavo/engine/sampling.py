@@ -90,9 +90,9 @@ def _draws(entry: PlanEntry, live: Live, row: int, allowed: Masks | None) -> lis
     branch, state = entry.branch, live.state(entry.branch)
     position = len(branch.tokens) - len(live.request.prompt)
     made: list[Draw] = []
-    for at, guess in enumerate([None, *guesses_of(entry)]):
-        if guess is not None:
-            state = state.after(guess)
+    for at in range(1 + entry.num_draft):
+        if at:
+            state = state.after(entry.tokens[at - 1 - entry.num_draft])
         banned = live.banned(state, position + at)
         mask = allowed[at] if allowed is not None else None
         made += [
