@@ -118,7 +118,7 @@ class FakeEngineThread:
                 await asyncio.sleep(0.01)
             for step in range(len(WORDS) + params.n):
                 await asyncio.sleep(self.delay)
-                held = self.hold_prompt in ("", bytes(prompt_token_ids).decode())
+                held = not self.hold_prompt or prompt_token_ids == list(self.hold_prompt.encode())
                 while held and step == self.hold_before and not self.stopped:
                     await asyncio.sleep(0.01)
                 if self.stopped:
