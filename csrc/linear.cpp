@@ -226,14 +226,17 @@ LinearEngine::LinearEngine(const std::string& isa) : kernels_(nullptr) {
   if (!kernels_) throw std::invalid_argument("instruction set " + isa + " is not available");
 }
 
-// Rows begin..end-1, counted from row `base` of the slots, which is row 0 of the panels.
-void LinearEngine::prepare(const Work& work, const Stage& stage, int64_t begin, int64_t end, int64_t base,
-                           char* panels, float* scratch, float* normed) const {
+int64_t LinearEngine::count_panels(const Stage& stage, int64_t rows) const {
+  return octavo::count_panels(rows, quantised(*stage.linear) ? kernels_->quantised_rows : kernels_->float_rows);
+}
+
+// Panels begin..end-1 of `rows` rows from row `base` of the slots.
+void LinearEngine::prepare(const Work& work, const Stage& stage, int64_t base, int64_t rows, int64_t begin,
+                           int64_t end, char* panels, float* scratch, float* normed) const {
   const Slot in = work.slot(stage.in, base, scratch);
   const bool eight = quantised(*stage.linear);
   const PrepareCall call{in.data, in.stride, stage.norm ? stage.norm->data() : nullptr, stage.eps,
-                         stage.linear->inputs, panels,
-                         eight ? kernels_->quantised_rows : kernels_->float_rows};
+                         stage.linear->inputs, panels, rows, count_panels(stage, rows)};
   (eight ? kernels_->prepare_quantised : kernels_->prepare_float)(call, begin, end, normed);
 }
 
@@ -242,9 +245,8 @@ void LinearEngine::multiply(const Work& work, const Stage& stage, int64_t base, 
   const Linear& linear = *stage.linear;
   const Slot out = work.slot(stage.out, base, scratch);
   const ProductCall call{linear.data(), linear.bias.empty() ? nullptr : linear.bias.data(),
-                         linear.inputs, columns(stage), panels,
-                         quantised(linear) ? kernels_->quantised_rows : kernels_->float_rows,
-                         rows, out.data, out.stride, stage.epilogue};
+                         linear.inputs, columns(stage), panels, rows, count_panels(stage, rows),
+                         out.data, out.stride, stage.epilogue};
   kernels_->product[int(linear.weights)](call, tile_begin, tile_end);
 }
 
@@ -268,12 +270,12 @@ void LinearEngine::run(const Chain& chain, const Slot* slots, int64_t rows, int 
 }
 
 void LinearEngine::run_blocks(const Work& work, int threads) {
-  // Equal blocks of at most kBlockRows, a multiple of 8, so that threads end together.
+  // Equal blocks of at most kBlockRows, so that threads end together.
   const int64_t rounds = (work.rows + threads * kBlockRows - 1) / (threads * kBlockRows);
-  const int64_t block = ((work.rows + threads * rounds - 1) / (threads * rounds) + 7) / 8 * 8;
+  const int64_t blocks = threads * rounds, block = (work.rows + blocks - 1) / blocks;
   const int64_t panel_size = work.panel_size(block);
   for (int i = 0; i < threads; ++i) {
-    panels_[size_t(i)].get(panel_size + work.widest() * 4);
+    panels_[size_t(i)].get(panel_size + work.widest() * kMaxPanel * 4);
     scratch_[size_t(i)].get(block * work.scratch_columns * 4);
   }
   std::atomic<int64_t> next{0};
@@ -281,10 +283,10 @@ void LinearEngine::run_blocks(const Work& work, int threads) {
     char* panels = panels_[size_t(thread)].data.get();
     float* scratch = reinterpret_cast<float*>(scratch_[size_t(thread)].data.get());
     float* normed = reinterpret_cast<float*>(panels + panel_size);
-    for (int64_t base; (base = next.fetch_add(block, std::memory_order_relaxed)) < work.rows;) {
-      const int64_t rows = std::min(block, work.rows - base);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
+      const int64_t base = work.rows * i / blocks, rows = work.rows * (i + 1) / blocks - base;
       for (const Stage& stage : work.chain) {
-        prepare(work, stage, 0, rows, base, panels, scratch, normed);
+        prepare(work, stage, base, rows, 0, count_panels(stage, rows), panels, scratch, normed);
         multiply(work, stage, base, rows, panels, scratch, 0, stage.linear->tiles);
       }
     }
@@ -293,7 +295,7 @@ void LinearEngine::run_blocks(const Work& work, int threads) {
 }
 
 void LinearEngine::run_stages(const Work& work, int threads) {
-  // Of a stage: rows prepared, tiles multiplied, and tiles taken of each thread's share.
+  // Of a stage: panels prepared, tiles multiplied, and tiles taken of each thread's share.
   const size_t stages = work.chain.size(), each = 2 + size_t(threads);
   if (num_counters_ < stages * each) {
     counters_.reset(new Counter[stages * each]);
@@ -306,7 +308,7 @@ void LinearEngine::run_stages(const Work& work, int threads) {
     counters_[i].done.store(0, std::memory_order_relaxed);
   }
   const int64_t panel_size = work.panel_size(work.rows);
-  for (int i = 0; i < threads; ++i) panels_[size_t(i)].get(panel_size + work.widest() * 4);
+  for (int i = 0; i < threads; ++i) panels_[size_t(i)].get(panel_size + work.widest() * kMaxPanel * 4);
   float* scratch = reinterpret_cast<float*>(scratch_[0].get(work.rows * work.scratch_columns * 4));
   auto body = [&](int thread) {
     char* own = panels_[size_t(thread)].data.get();
@@ -320,23 +322,22 @@ void LinearEngine::run_stages(const Work& work, int threads) {
       Counter* shares = &counters_[s * each + 2];
       const bool alone = work.rows * linear.inputs <= kPrepareAlone;
       char* panels = alone ? own : panels_[0].data.get();
+      const int64_t num_panels = count_panels(stage, work.rows);
       if (!alone) {
-        const int64_t step = quantised(linear) ? kernels_->quantised_rows : kernels_->float_rows;
-        for (int64_t row; (row = prepared.next.fetch_add(step, std::memory_order_relaxed)) < work.rows;) {
-          const int64_t end = std::min(work.rows, row + step);
-          prepare(work, stage, row, end, 0, panels, scratch, normed);
-          prepared.done.fetch_add(end - row, std::memory_order_release);
+        for (int64_t p; (p = prepared.next.fetch_add(1, std::memory_order_relaxed)) < num_panels;) {
+          prepare(work, stage, 0, work.rows, p, p + 1, panels, scratch, normed);
+          prepared.done.fetch_add(1, std::memory_order_release);
         }
-        wait_for(prepared.done, work.rows);
+        wait_for(prepared.done, num_panels);
       }
-      const int64_t step = std::max<int64_t>(1, linear.tiles / (threads * 8));
+      const int64_t step = std::max<int64_t>(1, linear.tiles / (threads * 8 * work.rows));
       bool ready = !alone;
       for (int i = 0; i < threads; ++i) {
         const int owner = (thread + i) % threads;
         const int64_t last = share_begin(linear, owner + 1, threads);
         for (int64_t tile; (tile = shares[owner].next.fetch_add(step, std::memory_order_relaxed)) < last;) {
           // Only now: while a thread holds tiles, no later stage can change what it reads.
-          if (!ready) prepare(work, stage, 0, work.rows, 0, panels, scratch, normed), ready = true;
+          if (!ready) prepare(work, stage, 0, work.rows, 0, num_panels, panels, scratch, normed), ready = true;
           const int64_t end = std::min(last, tile + step);
           multiply(work, stage, 0, work.rows, panels, scratch, tile, end);
           multiplied.done.fetch_add(end - tile, std::memory_order_release);

@@ -96,8 +96,9 @@ class LinearEngine {
     std::atomic<int64_t> next{0}, done{0};
   };
   struct Work;
-  void prepare(const Work& work, const Stage& stage, int64_t begin, int64_t end, int64_t base, char* panels,
-               float* scratch, float* normed) const;
+  int64_t count_panels(const Stage& stage, int64_t rows) const;
+  void prepare(const Work& work, const Stage& stage, int64_t base, int64_t rows, int64_t begin, int64_t end,
+               char* panels, float* scratch, float* normed) const;
   void multiply(const Work& work, const Stage& stage, int64_t base, int64_t rows, const char* panels,
                 float* scratch, int64_t tile_begin, int64_t tile_end) const;
   void run_blocks(const Work& work, int threads);

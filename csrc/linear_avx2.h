@@ -32,7 +32,10 @@ struct Avx2Dot : Avx2 {
   static I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 
-  static void quantise(const float* x, char* out, int step, float* scale, int32_t* sum) {
+  static void quantise(const float* const* x, char* const* out, int count, float* scales, int32_t* sums) {
+    for (int i = 0; i < count; ++i) quantise_group(x[i], out[i], scales + i, sums + i);
+  }
+  static void quantise_group(const float* x, char* out, float* scale, int32_t* sum) {
     I most = _mm256_setzero_si256();  // patterns: a NaN is above infinity, which is above every number
     F v[4];
     for (int i = 0; i < 4; ++i) {
@@ -58,9 +61,8 @@ struct Avx2Dot : Avx2 {
     *sum = _mm_cvtsi128_si32(t);
     // Packing works within 128-bit lanes, so quads come out as 0 2 4 6 | 1 3 5 7.
     const I packed = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
-    alignas(32) int32_t quads[8];
-    _mm256_store_si256(reinterpret_cast<I*>(quads), packed);
-    for (int q = 0; q < 8; ++q) __builtin_memcpy(out + q * step, quads + (q % 2 * 4 + q / 2), 4);
+    const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<I*>(out), _mm256_permutevar8x32_epi32(packed, order));
   }
 };
 

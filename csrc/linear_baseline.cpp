@@ -9,7 +9,7 @@
 //   Signed load_signed         eight-bit weights
 //   start8 dot8                sums of products of int8 (memory of start8: the sum of the row's group)
 //   times_minus8 add_int to_float
-//   quantise(x, out, step, scale, sum)   32 floats to 8 quads, step bytes apart
+//   quantise(x, out, count, scales, sums)   up to kRounded groups of 32 floats to 32 bytes each
 #include "linear_kernels.h"
 #include "simd_baseline.h"
 
@@ -74,7 +74,10 @@ struct BaselineDot : Baseline {
   }
   static F to_float(I x) { return F{float(x.i[0]), float(x.i[1]), float(x.i[2]), float(x.i[3])}; }
 
-  static void quantise(const float* x, char* out, int step, float* scale, int32_t* sum) {
+  static void quantise(const float* const* x, char* const* out, int count, float* scales, int32_t* sums) {
+    for (int i = 0; i < count; ++i) quantise_group(x[i], out[i], scales + i, sums + i);
+  }
+  static void quantise_group(const float* x, char* out, float* scale, int32_t* sum) {
     int32_t most = 0;  // as patterns: a NaN is above infinity, which is above every number
     for (int i = 0; i < 32; ++i) {
       int32_t bits;
@@ -94,7 +97,7 @@ struct BaselineDot : Baseline {
       int32_t bits;
       std::memcpy(&bits, &rounded, 4);
       const int8_t value = int8_t(bits & 0xff);
-      out[i / 4 * step + i % 4] = char(value);
+      out[i] = char(value);
       *sum += value;
     }
   }

@@ -5,102 +5,9 @@
 // never the order of additions inside one.
 #pragma once
 
-#include <cstring>
-
-#include "linear_types.h"
-#include "math.h"
+#include "linear_panels.h"
 
 namespace octavo {
-
-// -- rows into panels ---------------------------------------------------------------------------------
-
-// Root mean square norm of a row: out = x * weight / sqrt(mean(x^2) + eps). Lanes are summed apart, then together.
-template <class V>
-void norm_row(const float* x, const float* weight, float eps, int64_t n, float* out) {
-  using F = typename V::F;
-  constexpr int W = V::width;
-  F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
-  int64_t i = 0;
-  for (; i + 4 * W <= n; i += 4 * W)
-    for (int c = 0; c < 4; ++c) {
-      const F v = V::load(x + i + c * W);
-      sum[c] = V::fma(v, v, sum[c]);
-    }
-  for (; i + W <= n; i += W) {
-    const F v = V::load(x + i);
-    sum[0] = V::fma(v, v, sum[0]);
-  }
-  if (i < n) {
-    const F v = V::load_part(x + i, int(n - i));
-    sum[1] = V::fma(v, v, sum[1]);
-  }
-  const float squares = V::hsum(V::add(V::add(sum[0], sum[1]), V::add(sum[2], sum[3])));
-  const float scale = 1.0f / __builtin_sqrtf(squares / float(n) + eps);
-  const F factor = V::set1(scale);
-  for (i = 0; i + W <= n; i += W)
-    V::store(out + i, V::mul(V::mul(V::load(x + i), factor), V::load(weight + i)));
-  for (; i < n; ++i) out[i] = x[i] * scale * weight[i];
-}
-
-// Where a row goes: panel p holds rows p * size .. and as many of them as there are up to row_end.
-struct PanelPlace {
-  char* panel;
-  int rows, row;
-};
-
-template <class V>
-PanelPlace panel_place(const PrepareCall& call, int64_t row, int64_t row_end, int64_t row_bytes) {
-  const int64_t panel = row / call.panel_rows, first = panel * call.panel_rows;
-  const int64_t rows = row_end - first < call.panel_rows ? row_end - first : call.panel_rows;
-  return {call.panels + first * row_bytes, int(rows), int(row - first)};
-}
-
-// Rounds to eight bits by groups of 32, to the nearest of 127 steps each side, ties to even. A group below
-// 1e-30 becomes zero. A group that holds a NaN or an infinity gets that scale and zeros: every result of the
-// row is then NaN.
-template <class V>
-void quantise_row(const float* x, int64_t groups, char* panel, int rows, int row) {
-  for (int64_t g = 0; g < groups; ++g) {
-    char* group = panel + g * panel_bytes(rows);
-    float scale;
-    int32_t sum;
-    V::quantise(x + g * kGroup, group + row * 4, rows * 4, &scale, &sum);
-    char* tail = group + rows * kGroup + row * 4;
-    const float product = scale * float(sum);
-    std::memcpy(tail, &scale, 4);
-    std::memcpy(tail + rows * 4, &product, 4);
-    std::memcpy(tail + rows * 8, &sum, 4);
-  }
-}
-
-template <class V>
-void prepare_quantised(const PrepareCall& call, int64_t row_begin, int64_t row_end, float* normed) {
-  const int64_t groups = call.inputs / kGroup, row_bytes = groups * panel_bytes(1);
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const float* x = call.in + row * call.stride;
-    if (call.norm) {
-      norm_row<V>(x, call.norm, call.eps, call.inputs, normed);
-      x = normed;
-    }
-    const PanelPlace at = panel_place<V>(call, row, row_end, row_bytes);
-    quantise_row<V>(x, groups, at.panel, at.rows, at.row);
-  }
-}
-
-// Panel of floats: [inputs][rows].
-template <class V>
-void prepare_float(const PrepareCall& call, int64_t row_begin, int64_t row_end, float* normed) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const float* x = call.in + row * call.stride;
-    if (call.norm) {
-      norm_row<V>(x, call.norm, call.eps, call.inputs, normed);
-      x = normed;
-    }
-    const PanelPlace at = panel_place<V>(call, row, row_end, call.inputs * int64_t(sizeof(float)));
-    float* out = reinterpret_cast<float*>(at.panel) + at.row;
-    for (int64_t k = 0; k < call.inputs; ++k) out[k * at.rows] = x[k];
-  }
-}
 
 // -- weights ------------------------------------------------------------------------------------------
 //
@@ -131,13 +38,13 @@ struct Q4Block {
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const I x = V::quad(panel + (q * R + r) * 4);
+        const I x = V::quad(panel + r * kGroup + q * 4);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) acc[r][c] = V::dot4(acc[r][c], low[c], x);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const I x = V::quad(panel + ((q + 4) * R + r) * 4);
+        const I x = V::quad(panel + r * kGroup + (q + 4) * 4);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) acc[r][c] = V::dot4(acc[r][c], high[c], x);
       }
@@ -189,7 +96,7 @@ struct Q8Block {
       for (int c = 0; c < C; ++c) w[c] = V::load_signed(group + V::offset(vector + c, q));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const I x = V::quad(panel + (q * R + r) * 4);
+        const I x = V::quad(panel + r * kGroup + q * 4);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) acc[r][c] = V::dot8(acc[r][c], w[c], x);
       }
@@ -230,35 +137,6 @@ using Q4Plain = Q4Block<V, R, C, false>;
 template <class V, int R, int C>
 using Q4Offset = Q4Block<V, R, C, true>;
 
-// -- a tile times a panel -----------------------------------------------------------------------------
-
-template <class V, template <class, int, int> class Block, int R, int C>
-void tile_times_panel(const char* tile, int64_t groups, const char* panel, int64_t panel_step, float* out) {
-  using F = typename V::F;
-  constexpr int vectors = kTileOutputs / V::width;
-  for (int vector = 0; vector < vectors; vector += C) {
-    F sum[R][C];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[r][c] = V::zero();
-    const char* weights = tile;
-    const char* x = panel;
-    for (int64_t g = 0; g < groups; ++g) {
-      if constexpr (R <= 2) {
-        for (int64_t i = 0; i < Block<V, R, C>::bytes; i += 64) __builtin_prefetch(weights + 4096 + i);
-      }
-      Block<V, R, C>::add(weights, vector, x, sum);
-      weights += Block<V, R, C>::bytes;
-      x += panel_step;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) V::store(out + r * kTileOutputs + (vector + c) * V::width, sum[r][c]);
-  }
-}
-
 // -- what becomes of the sums -------------------------------------------------------------------------
 
 template <class V>
@@ -296,6 +174,90 @@ void finish_tile(const ProductCall& call, float* sums, int64_t tile, int64_t row
   }
 }
 
+// -- a tile times a panel -----------------------------------------------------------------------------
+
+// Where the results of a tile and a panel go.
+struct Place {
+  int64_t tile, row;
+};
+
+// Whole tiles straight from the registers; what is left of the last one through memory.
+template <class V, int R, int C>
+void finish(const ProductCall& call, typename V::F (&sum)[R][C], Place at) {
+  using F = typename V::F;
+  const bool gated = call.epilogue == Epilogue::swiglu;
+  const int lanes = gated ? kHalf : kTileOutputs;
+  const int64_t column = at.tile * lanes;
+  if (call.outputs - column < lanes) {
+    alignas(64) float sums[R * kTileOutputs];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) V::store(sums + r * kTileOutputs + c * V::width, sum[r][c]);
+    return finish_tile<V>(call, sums, at.tile, at.row, R);
+  }
+  if (call.bias)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const F bias = V::load(call.bias + at.tile * kTileOutputs + c * V::width);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sum[r][c] = V::add(sum[r][c], bias);
+    }
+  float* out = call.out + at.row * call.stride + column;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r, out += call.stride) {
+    if (gated) {
+#pragma GCC unroll 4
+      for (int c = 0; c < C / 2; ++c) V::store(out + c * V::width, silu_times<V>(sum[r][c], sum[r][c + C / 2]));
+    } else {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        float* to = out + c * V::width;
+        V::store(to, call.epilogue == Epilogue::add ? V::add(V::load(to), sum[r][c]) : sum[r][c]);
+      }
+    }
+  }
+}
+
+// Fetches meanwhile, with each group, some lines of the same group of the next tile, from line `fetched` on.
+template <class V, template <class, int, int> class Block, int R, int C, int Lines>
+void tile_times_panel(const ProductCall& call, const char* tile, int64_t groups, const char* panel,
+                      int64_t panel_step, int64_t fetched, Place at) {
+  using F = typename V::F;
+  constexpr int vectors = kTileOutputs / V::width;
+  alignas(64) float sums[C < vectors ? R * kTileOutputs : 1];
+  const int64_t next = groups * Block<V, R, C>::bytes + fetched * 64;
+  for (int vector = 0; vector < vectors; vector += C) {
+    F sum[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) sum[r][c] = V::zero();
+    const char* weights = tile;
+    const char* x = panel;
+    for (int64_t g = 0; g < groups; ++g) {
+      if constexpr (R <= 2) {
+        for (int64_t i = 0; i < Block<V, R, C>::bytes; i += 64) __builtin_prefetch(weights + 4096 + i);
+      } else {
+#pragma GCC unroll 32
+        for (int i = 0; i < Lines; ++i) __builtin_prefetch(weights + next + i * 64, 0, 2);
+      }
+      Block<V, R, C>::add(weights, vector, x, sum);
+      weights += Block<V, R, C>::bytes;
+      x += panel_step;
+    }
+    if constexpr (C == vectors) {
+      finish<V>(call, sum, at);
+    } else {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) V::store(sums + r * kTileOutputs + (vector + c) * V::width, sum[r][c]);
+    }
+  }
+  if constexpr (C < vectors) finish_tile<V>(call, sums, at.tile, at.row, R);
+}
+
 // Vectors of outputs that a call with R rows handles, so that sums and operands fit the registers.
 template <class V, int R>
 constexpr int columns_for(int accumulators) {
@@ -304,30 +266,43 @@ constexpr int columns_for(int accumulators) {
   return c;
 }
 
-template <class V, template <class, int, int> class Block, int Most, int R>
-void panel_of(int rows, const char* tile, int64_t groups, const char* panel, int64_t row_bytes, float* out) {
+// row_bytes: of a panel, per row and group.
+template <class V, template <class, int, int> class Block, int Lines, int Most, int R = 1>
+void panel_of(const ProductCall& call, int rows, const char* tile, int64_t groups, const char* panel,
+              int64_t row_bytes, int64_t fetched, Place at) {
   if (rows == R) {
     constexpr int C = columns_for<V, R>(Block<V, 1, 1>::accumulators);
-    tile_times_panel<V, Block, R, C>(tile, groups, panel, R * row_bytes, out);
+    tile_times_panel<V, Block, R, C, Lines>(call, tile, groups, panel, R * row_bytes, fetched, at);
   } else if constexpr (R < Most) {
-    panel_of<V, Block, Most, R + 1>(rows, tile, groups, panel, row_bytes, out);
+    panel_of<V, Block, Lines, Most, R + 1>(call, rows, tile, groups, panel, row_bytes, fetched, at);
   }
 }
 
-// row_bytes: of a panel, per row and group.
+// The first panels of a tile fetch the next tile: it is in memory, and a processor that fetches by itself
+// begins late, as reading starts over with each panel. Wide kernels read a tile once a panel, others do not.
 template <class V, template <class, int, int> class Block, int Most>
 void product(const ProductCall& call, int64_t tile_begin, int64_t tile_end) {
   constexpr bool floats = Block<V, 1, 1>::bytes == 128;
+  constexpr int lines = floats || V::registers < 32 ? 0 : int((Block<V, 1, 1>::bytes + 63) / 64);
+  constexpr int kFetching = 5, part = (lines + kFetching - 1) / kFetching;
   const int64_t groups = floats ? call.inputs : call.inputs / kGroup;
   const int64_t row_bytes = floats ? 4 : panel_bytes(1);
-  alignas(64) float sums[kMaxPanel * kTileOutputs];
+  const int64_t base = call.rows / call.panels, longer = call.rows % call.panels;  // as panel_begin
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const char* weights = call.tiles + tile * groups * Block<V, 1, 1>::bytes;
-    for (int64_t row = 0; row < call.rows; row += Most) {
-      const int rows = call.rows - row < Most ? int(call.rows - row) : Most;
-      const char* panel = call.panels + row * groups * row_bytes;
-      panel_of<V, Block, Most, 1>(rows, weights, groups, panel, row_bytes, sums);
-      finish_tile<V>(call, sums, tile, row, rows);
+    const char* panel = call.packed;
+    int64_t row = 0;
+    for (int64_t p = 0; p < call.panels; ++p) {
+      const int rows = int(base + (p < longer));
+      if (call.panels >= kFetching && p < kFetching) {
+        panel_of<V, Block, part, Most>(call, rows, weights, groups, panel, row_bytes, p * part, {tile, row});
+      } else if (call.panels < kFetching && p == 0) {
+        panel_of<V, Block, lines, Most>(call, rows, weights, groups, panel, row_bytes, 0, {tile, row});
+      } else {
+        panel_of<V, Block, 0, Most>(call, rows, weights, groups, panel, row_bytes, 0, {tile, row});
+      }
+      panel += rows * groups * row_bytes;
+      row += rows;
     }
   }
 }

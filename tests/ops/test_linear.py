@@ -151,6 +151,53 @@ def test_values_that_are_no_numbers_stay_in_their_row(isa: str, kind: str) -> No
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "float32"])
+@pytest.mark.parametrize("inputs", [32, 480, 576])
+def test_groups_of_every_sort_are_rounded_side_by_side(isa: str, kind: str, inputs: int) -> None:
+    """NaN, infinite, tiny, zero and huge groups at random places: each row as if it were alone, and exact."""
+    engine, rng = LinearEngine(isa), np.random.default_rng(inputs)
+    weights = random_weights(kind, 40, inputs, inputs)
+    packed = PackedLinear(weights)
+    for rows in (6, 11, 25):
+        groups = random_rows(rows, inputs, rows).reshape(rows, -1, 32)
+        groups[rng.random(groups.shape[:2]) < 0.1] *= np.float32(1e-33)
+        groups[rng.random(groups.shape[:2]) < 0.1] *= np.float32(1e30)
+        bad = rng.random(rows) < 0.4
+        for row in np.flatnonzero(bad):
+            at = rng.integers(groups.shape[1]), rng.integers(32)
+            groups[row, *at] = rng.choice([np.nan, np.inf, -np.inf])
+        x = groups.reshape(rows, inputs)
+        found = linear(engine, torch.from_numpy(x), packed).numpy()
+        alone = [linear(engine, torch.from_numpy(row[None]), packed).numpy()[0] for row in x]
+        assert np.array_equal(found, np.stack(alone), equal_nan=True)
+        assert np.isnan(found[bad]).all()
+        good = x[~bad]
+        size = np.abs(good) @ np.abs(weights.dequantised()).T
+        assert error_of(torch.from_numpy(found[~bad]), reference.product(good, weights), size) < 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_to_finish(isa: str, kind: str, threads: int) -> None:
+    """Store, add and silu(gate) * up, with a bias and without, where the last tile is whole and where not."""
+    engine = LinearEngine(isa)
+    for outputs, rows, biased in ((64, 5, True), (64, 31, False), (94, 7, True), (30, 12, False)):
+        stored = random_weights(kind, outputs, 96, outputs)
+        bias = np.random.default_rng(rows).standard_normal(outputs).astype(np.float32) if biased else None
+        x = random_rows(rows, 96, rows)
+        x /= 1 + np.abs(x).max(-1, keepdims=True)
+        plain = linear(engine, torch.from_numpy(x), PackedLinear(stored, bias))
+        added = torch.ones(rows, outputs)
+        Chain(engine, [Step(PackedLinear(stored, bias), 0, 1, then="add")]).run(torch.from_numpy(x), added)
+        assert torch.equal(added, plain + 1)
+        gated = torch.full((rows, outputs // 2), torch.nan)
+        paired = PackedLinear(stored, bias, paired=True)
+        Chain(engine, [Step(paired, 0, 1, then="swiglu")]).run(torch.from_numpy(x), gated)
+        wanted = reference.silu_times(plain.numpy().astype(np.float64))
+        np.testing.assert_allclose(gated.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_tiny_and_huge_groups(isa: str) -> None:
     """Groups below 1e-30 count as zero; 1e30 is rounded like any other."""
     engine = LinearEngine(isa)
