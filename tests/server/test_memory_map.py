@@ -171,6 +171,35 @@ def test_in_the_middle_of_a_run(engine: EngineThread, serve: Callable[..., str],
         expect_truth(page, engine)
 
 
+def test_a_new_connection_while_paused(engine: EngineThread, tmp_path: Path) -> None:
+    """The stream ends and comes back while the page is paused: what is looked at stays, with its past; going
+    on shows what is now, and follows."""
+    app = create_app(engine)
+    with serving(app) as url, browser(tmp_path) as page:
+        page.goto(url)
+        page.wait_for_function("() => octavoMap.app.history !== null")
+        for thread in load(url, 2):
+            thread.join()
+        expect_truth(page, engine)
+        page.keyboard.press("Space")
+        last = page.evaluate("() => octavoMap.app.history.last")
+        refs = page.evaluate("() => [...octavoMap.app.state.refs]")
+        for watcher in app.state.feed._watchers:
+            watcher(None)
+        for thread in load(url, 6):
+            thread.join()
+        page.wait_for_function("() => octavoMap.app.fresh !== null")
+        for thread in load(url, 3):
+            thread.join()
+        assert page.evaluate("() => octavoMap.app.history.last") == last
+        assert page.evaluate("() => [...octavoMap.app.state.refs]") == refs
+        page.keyboard.press("l")
+        expect_truth(page, engine)
+        for thread in load(url, 2):
+            thread.join()
+        expect_truth(page, engine)
+
+
 class Middle(Observer):
     """Stops the engine between two steps when all of `count` requests have come, and sequences run, share
     and have been preempted. What others ask of its thread meanwhile is answered."""

@@ -16,6 +16,7 @@ const app = {
   mode: "live",
   showText: false,
   history: null,
+  fresh: null, // one that began while an older one was looked at
   state: null, // what is shown: history.head while live, else a copy
   shown: 0, // its frame
   following: true,
@@ -49,9 +50,10 @@ function showStatus() {
   $("pause").textContent = going ? "Pause" : app.mode === "replay" ? "Play" : "Go on";
 }
 
-function begin(snapshot) {
-  app.history = new History(snapshot);
-  app.shown = 0;
+function begin(history) {
+  app.history = history;
+  app.fresh = null;
+  app.shown = history.last;
   app.state = app.history.head;
   $("model").textContent = app.state.model;
   document.title = `${app.state.model} · Octavo`;
@@ -110,6 +112,7 @@ function resume() {
     app.playing = true;
     app.clock = app.history.frames[app.shown].t;
   } else {
+    if (app.fresh) begin(app.fresh);
     app.following = true;
     show(app.history.last);
   }
@@ -359,10 +362,12 @@ function connect() {
     const frame = JSON.parse(message.data);
     if (frame.kind === "snapshot") {
       app.lost = false;
-      if (!app.history || app.following) begin(frame);
-      else return; // paused: keep what is looked at; going on starts anew
+      const history = new History(frame);
+      if (!app.history || app.following) begin(history);
+      else app.fresh = history; // paused: keep what is looked at; going on starts anew
       showStatus();
-    } else if (app.history) receive(frame, performance.now());
+    } else if (app.fresh) app.fresh.push(frame);
+    else if (app.history) receive(frame, performance.now());
   };
   source.onerror = () => {
     app.lost = true;
@@ -375,7 +380,7 @@ function connect() {
 async function load() {
   const lines = (await (await fetch("/memory/recording")).text()).split("\n").filter(Boolean);
   const frames = lines.map((text) => JSON.parse(text));
-  begin(frames.find((frame) => frame.kind === "snapshot"));
+  begin(new History(frames.find((frame) => frame.kind === "snapshot")));
   for (const frame of frames) if (frame.kind === "frame") app.history.push(frame);
   app.following = false;
   app.state = app.history.at(0);
