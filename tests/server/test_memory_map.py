@@ -184,13 +184,15 @@ def test_a_new_connection_while_paused(engine: EngineThread, tmp_path: Path) -> 
         page.keyboard.press("Space")
         last = page.evaluate("() => octavoMap.app.history.last")
         refs = page.evaluate("() => [...octavoMap.app.state.refs]")
-        for watcher in app.state.feed._watchers:
+        before = list(app.state.feed._watchers)
+        for watcher in before:
             watcher(None)
         for thread in load(url, 6):
             thread.join()
-        page.wait_for_function("() => octavoMap.app.fresh !== null")
+        wait_for(lambda: any(watcher not in before for watcher in app.state.feed._watchers))
         for thread in load(url, 3):
             thread.join()
+        page.wait_for_function("() => document.getElementById('status').textContent === 'paused'")
         assert page.evaluate("() => octavoMap.app.history.last") == last
         assert page.evaluate("() => [...octavoMap.app.state.refs]") == refs
         page.keyboard.press("l")
