@@ -18,6 +18,7 @@ from octavo.attention import AttentionBackend
 from octavo.engine import Engine, EngineConfig, EngineThread, RequestOutput
 from octavo.engine.llm import LLM
 from octavo.engine.outputs import RequestDelta
+from octavo.engine.thread import _Stream
 from octavo.models import LoadedModel
 from octavo.sched.lengths import Lengths
 from tests.models.helpers import save, tiny_model
@@ -118,14 +119,18 @@ def keep_in_step(thread: EngineThread) -> None:
     def in_step(deltas: list[RequestDelta]) -> None:
         streams = list(thread._streams.values())
         deliver(deltas)
-        for loop in {stream.loop for stream in streams}:
-            arrived = threading.Event()
-            with suppress(RuntimeError):  # its readers have gone
-                loop.call_soon_threadsafe(arrived.set)
-                assert arrived.wait(30)
-        end = time.monotonic() + 30
-        while not all(stream.queue.empty() for stream in streams) and thread._inbox.empty():
-            assert time.monotonic() < end, "a reader took nothing in 30 s"
+        arrived = {stream.loop: threading.Event() for stream in streams}
+        for loop, event in arrived.items():
+            with suppress(RuntimeError):  # closed
+                loop.call_soon_threadsafe(event.set)
+
+        def taken(stream: _Stream) -> bool:
+            return stream.loop.is_closed() or (arrived[stream.loop].is_set() and stream.queue.empty())
+
+        # A loop that ends may leave what it was called for undone; who leaves says so in the inbox.
+        end = time.monotonic() + 60
+        while not all(taken(stream) for stream in streams) and thread._inbox.empty():
+            assert time.monotonic() < end, "a reader took nothing in 60 s"
             time.sleep(0.0005)
 
     thread._deliver = in_step  # type: ignore[method-assign]
