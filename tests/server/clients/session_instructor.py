@@ -23,6 +23,6 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     *_, last = client.chat.completions.create_partial(
         model=model, messages=user, response_model=Sheet, temperature=0
     )
-    # Not the same prompt: streamed, the library names the form PartialSheet, and a model may answer otherwise.
+    # Streamed, the library names the form PartialSheet: another prompt, which may have another answer.
     Sheet.model_validate(last.model_dump())
 print("ok")
