@@ -129,7 +129,7 @@ class TaskRunner {
       tile_ = tile;
       places_.begin = begin_ = from > tile ? from - tile : 0;
       places_.end = end_ = to - tile < kTile ? to - tile : kTile;
-      find_places(call_.cache, table_, tile, places_);
+      find_places<V>(call_.cache, table_, tile, places_);
       ahead_.clear();
       // Few rows leave the kernel waiting for memory; with many, arithmetic takes longer than reading.
       if (rows_ <= kFetchRows && tile < last) fetch_ahead(tile + kTile, to - tile - kTile);

@@ -8,7 +8,7 @@
 // result over a split depends on that row and those positions alone, and partials are folded in order of
 // position. So the bits of a row depend neither on the other rows, nor on chunking, threads or block ids.
 //
-// Files named *_avx2.cpp and *_avx512.cpp are compiled for those sets. A function that they share with the
+// Files named *_avx*.cpp are compiled for those sets. A function that they share with the
 // rest must be a template over the vector struct, or the linker could keep the copy with the newer
 // instructions for everybody. Hence no inline functions and no standard containers in kernel headers.
 #pragma once

@@ -15,9 +15,9 @@ struct Places {
   int64_t lane[kTile / kAlign], scale_lane[kTile / kAlign];     // where it holds lanes, of each kAlign of them
 };
 
-// Lanes beside begin..end-1 get the place of a key, to be readable. A template for common.h's reason.
-template <class Cache>
-void find_places(const Cache& cache, const int32_t* table, int tile, Places& at) {
+// Lanes beside begin..end-1 get the place of a key, to be readable.
+template <class V>
+void find_places(const CacheView& cache, const int32_t* table, int tile, Places& at) {
   const bool keys = !cache.lanes();
   const int size = cache.block_size;
   int logical = (tile + at.begin) / size, offset = (tile + at.begin) % size;
