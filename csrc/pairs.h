@@ -17,57 +17,33 @@
 
 namespace octavo {
 
-// fetch(i, k): the i-th pair of dimensions of C vectors of keys.
+// R rows of `in`, times pairs first..last-1 of what fetch(i, y) gives as C vectors, into R rows of `out`: added
+// to what these hold, times rescale, or, where that is null, instead of it.
 template <class V, int R, int C, class Fetch>
-void score_pairs_block(const bf16* q, int64_t q_stride, int pairs, Fetch fetch, float* s, Ahead<V>& ahead) {
+void add_pairs(const bf16* in, int64_t in_stride, int first, int last, Fetch fetch, const float* rescale, float* out,
+               int64_t out_stride, Ahead<V>& ahead) {
   typename V::F sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) sum[r][c] = V::zero();
-  for (int i = 0; i < pairs; ++i) {
+    for (int c = 0; c < C; ++c)
+      sum[r][c] =
+          rescale ? V::mul(V::load(out + r * out_stride + c * V::width), V::set1(rescale[r])) : V::zero();
+  for (int i = first; i < last; ++i) {
     ahead.step();
-    typename V::P k[C];
-    fetch(i, k);
+    typename V::P y[C];
+    fetch(i, y);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const typename V::P x = V::set_pair(q + r * q_stride + i * 2);
+      const typename V::P x = V::set_pair(in + r * in_stride + i * 2);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[r][c] = V::dot(x, k[c], sum[r][c]);
+      for (int c = 0; c < C; ++c) sum[r][c] = V::dot(x, y[c], sum[r][c]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) V::store(s + r * kTile + c * V::width, sum[r][c]);
-}
-
-// fetch(j, v): C vectors of dimensions of the j-th pair of values.
-template <class V, int R, int C, class Fetch>
-void value_pairs_block(const bf16* p, int first, int last, Fetch fetch, const float* rescale, float* o,
-                       int64_t o_stride, Ahead<V>& ahead) {
-  typename V::F sum[R][C];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const typename V::F factor = V::set1(rescale[r]);
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) sum[r][c] = V::mul(V::load(o + r * o_stride + c * V::width), factor);
-  }
-  for (int j = first; j < last; ++j) {
-    ahead.step();
-    typename V::P v[C];
-    fetch(j, v);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const typename V::P x = V::set_pair(p + r * (2 * kTile) + j * 2);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[r][c] = V::dot(x, v[c], sum[r][c]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) V::store(o + r * o_stride + c * V::width, sum[r][c]);
+    for (int c = 0; c < C; ++c) V::store(out + r * out_stride + c * V::width, sum[r][c]);
 }
 
 // Takes the place of Floats (tile.h) in TaskRunner.
@@ -154,14 +130,14 @@ class Pairs {
         for (int c = 0; c < C; ++c) v[c] = V::load_pairs(values_ + (j * width + d + c * W) * 2);
       };
       if (direct_) {
-        value_pairs_block<V, R, C>(p, first, last, lying, rescale, o + d, stride, ahead);
+        add_pairs<V, R, C>(p, 2 * kTile, first, last, lying, rescale, o + d, stride, ahead);
       } else {
-        value_pairs_block<V, R, C>(p, first, last, paired, rescale, o + d, stride, ahead);
+        add_pairs<V, R, C>(p, 2 * kTile, first, last, paired, rescale, o + d, stride, ahead);
       }
     }
     for (; d < width; d += W) {
       const auto paired = [&](int j, typename V::P(&v)[1]) { v[0] = V::load_pairs(values_ + (j * width + d) * 2); };
-      value_pairs_block<V, R, 1>(p, first, last, paired, rescale, o + d, stride, ahead);
+      add_pairs<V, R, 1>(p, 2 * kTile, first, last, paired, rescale, o + d, stride, ahead);
     }
   }
 
@@ -179,13 +155,13 @@ class Pairs {
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) k[c] = V::zip_halves(lane_[v + c] + i * 2 * V::width);
       };
-      return score_pairs_block<V, R, C>(q, stride, pairs, lying, s + v * V::width, ahead);
+      return add_pairs<V, R, C>(q, stride, 0, pairs, lying, nullptr, s + v * V::width, kTile, ahead);
     }
     const auto paired = [&](int i, typename V::P(&k)[C]) {
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) k[c] = V::load_pairs(keys_ + (i * kTile + (v + c) * V::width) * 2);
     };
-    score_pairs_block<V, R, C>(q, stride, pairs, paired, s + v * V::width, ahead);
+    add_pairs<V, R, C>(q, stride, 0, pairs, paired, nullptr, s + v * V::width, kTile, ahead);
   }
 
   // Keys that lie in lanes, into vector v of the tile.

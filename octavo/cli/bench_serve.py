@@ -23,6 +23,11 @@ BIG = 2**31 - 1
 
 def add_parsers(subjects: Any) -> None:
     """Add both to the subparsers of `octavo bench`."""
+    _add_serve(subjects)
+    _add_workload(subjects)
+
+
+def _add_serve(subjects: Any) -> None:
     serve = subjects.add_parser(
         "serve",
         help="load a server from a trace or with made-up requests",
@@ -91,6 +96,9 @@ def add_parsers(subjects: Any) -> None:
     )
     _add_common(serve)
     serve.set_defaults(run=run_serve)
+
+
+def _add_workload(subjects: Any) -> None:
     workload = subjects.add_parser(
         "workload",
         help="send a recorded workload to a server",
