@@ -11,6 +11,7 @@
 // Files named *_avx*.cpp are compiled for those sets. A function that they share with the
 // rest must be a template over the vector struct, or the linker could keep the copy with the newer
 // instructions for everybody. Hence no inline functions and no standard containers in kernel headers.
+// The functions that return a set's kernels run on every machine, so they return constants.
 #pragma once
 
 #include <cstddef>

@@ -6,6 +6,7 @@
 #include "attend.h"
 #include "pairs.h"
 #include "simd_avx512bf16.h"
+#include "write.h"
 #endif
 
 namespace octavo {
@@ -16,9 +17,9 @@ static void attend_pairs(const Call& call, const Task& task, float* scratch) {
   kernels_avx512()->attend(call, task, scratch);
 }
 
+// A constant: this function runs on every machine, whatever it was compiled for.
 const Kernels* kernels_avx512bf16() {
-  static const Kernels* plain = kernels_avx512();
-  static const Kernels kernels{"avx512bf16", attend_pairs, plain->merge, plain->write};
+  static constexpr Kernels kernels{"avx512bf16", attend_pairs, merge<Avx512Bf16>, write<Avx512Bf16>};
   return &kernels;
 }
 #else
